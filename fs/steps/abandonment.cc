@@ -1,11 +1,8 @@
 #include "fs/steps/abandonment.h"
 
-#include <fcntl.h>
-
 #include <mutex>
 
 #include "fs/views/files_of_step.h"
-#include "io/lease.h"
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/file_kinds.h"
 #include "meta/steps/ledger.h"
@@ -30,12 +27,10 @@ Result<bool> Abandonment::is_open(meta::InodeNumber step) const {
     TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(file));
     if (record.parent != asked) open = open || is_folder_open_(record.parent);
     asked = record.parent;
-    if (open || !record.is_live_file() || tree_.is_damaged(file)) return success();
-    TRY_ASSIGN(const io::Fd blob, tree_.open_blob(file, O_RDONLY));
-    TRY_ASSIGN(open, io::has_writer(blob.get()));  // one who writes past a daemon that died, or through a mapping
     return success();
   }));
-  return open;
+  if (open) return true;
+  return step_facts_.is_mapped_for_writing(step);  // also by one who writes past a daemon that died
 }
 
 Result<std::string> Abandonment::find_protection(meta::InodeNumber series, meta::InodeNumber step,

@@ -118,9 +118,7 @@ Result<size_t> ViewSources::read(uint32_t file, std::span<std::byte> buffer, uin
 }
 
 Result<> ViewSources::check_write_back() {
-  for (const auto& [file, opened] : open_) {
-    TRY(store_.tree().check_write_back(view_.files[file].inode, opened.get()));
-  }
+  for (const auto& [file, opened] : open_) TRY(store_.tree().check_write_back(view_.files[file].inode, opened.get()));
   return success();
 }
 

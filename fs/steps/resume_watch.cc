@@ -23,11 +23,6 @@ Kind kind_of(const std::string& name) {
   return meta::is_swap_file_name(name) ? Kind::swap_file : Kind::other;
 }
 
-// ".../offloaded_tensors/rank00/NAME"
-bool is_offloaded(const std::vector<std::string>& path) {
-  return path.size() >= 3 && path[path.size() - 3] == meta::kTensorsName;
-}
-
 }  // namespace
 
 void ResumeWatch::opened(const Caller& reader, InodeNumber inode, const meta::InodeRecord& record,
@@ -36,7 +31,8 @@ void ResumeWatch::opened(const Caller& reader, InodeNumber inode, const meta::In
   if (kind == Kind::other || reader.pid == 0 || (record.flags & meta::kSwap) != 0) return;
   const auto place = meta::place_of(tree_, inode);
   if (!place || !place.value()) return;
-  if (kind == Kind::swap_file && !is_offloaded(place.value()->path)) return;
+  const auto& path = place.value()->path;  // ".../offloaded_tensors/rank00/NAME"
+  if (kind == Kind::swap_file && (path.size() < 3 || path[path.size() - 3] != meta::kTensorsName)) return;
   const io::MutexLock lock(mutex_);
   if (readings_.size() >= kMostThreads && !readings_.contains(reader.pid)) readings_.clear();
   Reading& reading = readings_[reader.pid];

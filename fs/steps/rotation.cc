@@ -229,7 +229,7 @@ void Rotation::note_whole(const SeriesStatus& status, const std::string& path) {
 // Which steps the tracker file named while the mount looked.
 Result<> Rotation::note_named(meta::InodeNumber series, const SeriesStatus& status) {
   TRY_ASSIGN(const meta::DeclaredSteps declared, meta::declared_steps(tree_, series));
-  if (std::ranges::count(kTrackers, declared.complete_when) == 0) return success();
+  if (std::ranges::count(meta::kTrackers, declared.complete_when) == 0) return success();
   const Latest latest = latest_of(tree_, series, declared.complete_when);
   for (const StepStatus& step : status.steps) {
     if (step.ledger.named || step.failed || !latest.names(step.facts.tag)) continue;
@@ -297,7 +297,7 @@ Result<> Rotation::make_durable(meta::InodeNumber series, const SeriesStatus& st
     if (!judgement.decisions[at].stays || !step.facts.is_whole()) continue;
     TRY(step_facts_.make_durable(step));
   }
-  for (const char* const tracker : kTrackers) {
+  for (const char* const tracker : meta::kTrackers) {
     TRY_ASSIGN(const auto file, none_if_gone(tree_.child(series, tracker)));
     if (!file) continue;
     TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(*file));

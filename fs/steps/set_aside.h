@@ -68,7 +68,7 @@ class SetAside {
     abandonment_.stop();
   }
   // To be called when the rules of a series have changed.
-  Result<> read_rule(meta::InodeNumber series) { return read_rule(series, false); }
+  Result<> read_rule(meta::InodeNumber series, bool at_start = false);
 
   bool watches_any() const { return watches_; }
 
@@ -109,7 +109,6 @@ class SetAside {
   Unfinished* find_or_add(meta::InodeNumber step, uint32_t owner) REQUIRES(mutex_);
   // Not while it is inspected.
   void erase(meta::InodeNumber step) REQUIRES(mutex_);
-  Result<> read_rule(meta::InodeNumber series, bool at_start);
   Result<> read_steps(meta::InodeNumber series, bool at_start);
   bool may_go_on(const Unfinished& known) const REQUIRES(mutex_);
   // None: it is not unfinished.

@@ -131,6 +131,7 @@ class StepFactsFinder {
   Result<> make_durable(const StepStatus& status);
   // Does somebody have a file of the step open, or had within twice the quiet time?
   Result<bool> is_in_use(meta::InodeNumber step) const;
+  Result<bool> is_mapped_for_writing(meta::InodeNumber step) const;
   // The inode is gone.
   void forget(meta::InodeNumber inode);
 
@@ -173,7 +174,6 @@ class StepFactsFinder {
   Result<CachedFacts> judge(meta::InodeNumber step, const Changes& changes, const Declared& declared,
                             const Inodes& used, StepStatus& status);
   Result<Changes> changes_in(meta::InodeNumber top) const;
-  Result<bool> is_mapped_for_writing(meta::InodeNumber step) const;
   Result<std::optional<std::string>> damage_in(const std::vector<meta::InodeNumber>& files) const;
   Result<std::optional<double>> metric_of(const StepStatus& status, const std::string& name);
   Result<std::string> best_model_of(const StepStatus& status);

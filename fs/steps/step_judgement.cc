@@ -112,7 +112,7 @@ Result<CompletenessJudgement> heed_declared(const meta::Store& store, meta::Inod
   const bool by_name = meta::is_set_aside_name(tag) || meta::is_partial_name(tag);
   if (when.empty() || by_name || judgement.completeness == Completeness::incomplete) return judgement;
   if (judgement.completeness == Completeness::complete && ledger.was_whole()) return judgement;
-  if (std::ranges::count(kTrackers, when) != 0) {
+  if (std::ranges::count(meta::kTrackers, when) != 0) {
     if (ledger.named) return a_complete_one();
     TRY_ASSIGN(const std::string why, why_not_named(tree, step, when, ledger));
     return why.empty() ? a_complete_one() : an_unknown_one(why);

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <future>
@@ -40,12 +39,6 @@ using views::View;
 
 constexpr const char* kSame = "same";
 
-struct Type {
-  const char* name;
-  Dtype dtype;
-};
-constexpr std::array kTypes{Type{"fp32", Dtype::float32}, Type{"bf16", Dtype::bfloat16}, Type{"fp16", Dtype::float16}};
-
 const View::Node* child_of(const View& view, const std::string& name, View::Kind kind) {
   const auto& children = view.node(0)->children;
   const auto found = children.find(name);
@@ -63,9 +56,7 @@ Access access_of_manifest(const View& view) {
 // "model-00001-of-00002.safetensors".
 std::string index_for(const std::string& text, const std::string& prefix) {
   auto index = nlohmann::ordered_json::parse(text);
-  for (auto& [name, file] : index["weight_map"].items()) {
-    file = "model" + file.get<std::string>().substr(prefix.size());
-  }
+  for (auto& [name, file] : index["weight_map"].items()) file = "model" + file.get<std::string>().substr(prefix.size());
   return index.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
@@ -154,7 +145,7 @@ Result<Thinner::Model> Thinner::model_of(const View& view, const std::string& ty
   model.type = type;
   const View::Node* link = child_of(view, kWeightsName, View::Kind::link);
   if (link == nullptr) link = child_of(view, kWeightsIndexName, View::Kind::link);
-  for (const Type& one : kTypes) {
+  for (const views::ModelType& one : views::kModelTypes) {
     const bool linked = link != nullptr && link->text->find(std::string(".") + one.name + ".") != std::string::npos;
     if (type != one.name && !(type == kSame && linked)) continue;
     model.type = one.name;

@@ -49,7 +49,7 @@ bool Latest::names(const std::string& tag) const {
 
 Latest latest_of(const meta::Tree& tree, meta::InodeNumber series, const std::string& only) {
   Latest latest;
-  for (const char* const tracker : kTrackers) {
+  for (const char* const tracker : meta::kTrackers) {
     if (!only.empty() && only != tracker) continue;
     const auto named = named_by(tree, series, tracker);
     if (!named) latest.unread.emplace(tracker, named.error().message());

@@ -10,8 +10,6 @@
 
 namespace ckptfs::fs {
 
-using meta::kTrackers;
-
 // What they name: steps by their names, or by their numbers.
 struct Latest {
   std::set<std::string> named;
@@ -19,7 +17,7 @@ struct Latest {
   bool names(const std::string& tag) const;
   bool operator==(const Latest&) const = default;
 };
-// `only`: of this one of kTrackers.
+// `only`: of this one of meta::kTrackers.
 Latest latest_of(const meta::Tree& tree, meta::InodeNumber series, const std::string& only = {});
 
 }  // namespace ckptfs::fs

@@ -25,13 +25,6 @@ constexpr const char* kModel = "model";
 constexpr uint64_t kSharedBlock = 4096;   // of most file systems
 constexpr uint64_t kTensorAlignment = 8;  // safetensors
 
-struct ModelType {
-  const char* name;
-  Dtype dtype;
-};
-constexpr std::array kModelTypes{ModelType{"fp32", Dtype::float32}, ModelType{"bf16", Dtype::bfloat16},
-                                 ModelType{"fp16", Dtype::float16}};
-
 std::string bytes_of(const io::Digest& digest) { return {reinterpret_cast<const char*>(digest.data()), digest.size()}; }
 
 // The hash must be a good one: whoever names parameters must not be able to make them collide.

@@ -18,6 +18,7 @@
 
 #include <sys/stat.h>
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -38,6 +39,14 @@ struct Access {
   uint32_t gid = 0;
   uint32_t mode = 0;  // permission bits
 };
+
+// The types of models that a view offers.
+struct ModelType {
+  const char* name;
+  Dtype dtype;
+};
+inline constexpr std::array kModelTypes{ModelType{"fp32", Dtype::float32}, ModelType{"bf16", Dtype::bfloat16},
+                                        ModelType{"fp16", Dtype::float16}};
 
 // What a view is made from.
 struct Source {

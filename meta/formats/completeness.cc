@@ -72,18 +72,15 @@ void check_inner_latest(const StepFiles& files, ShareCheck& share) {
   }
 }
 
-// Judges by the manifests of the ranks.
-CompletenessJudgement judge_manifests(const StepFiles& files) {
-  const Attendance attendance = check_manifests(files);
-  if (attendance.complete()) return {Completeness::complete, {}};
-  return {Completeness::incomplete, attendance.reason};
-}
-
 CompletenessJudgement judge_by_kind(const StepFiles& files, const TensorMap& map) {
   if (const auto thinned = judge_thinned(files)) return *thinned;
   const StepNames names = names_of(files.list());
+  const auto judge_manifests = [&files] {
+    const Attendance there = check_manifests(files);
+    return CompletenessJudgement{there.complete() ? Completeness::complete : Completeness::incomplete, there.reason};
+  };
   return judge_by_names(names,
-                        {.manifests = [&] { return judge_manifests(files); },
+                        {.manifests = judge_manifests,
                          .states = [&] { return judge_states(names, map); },
                          .trainer_ends = [&] { return judgement_of(check_trainer_ends(files)); }},
                         false);

@@ -285,20 +285,13 @@ class Sorted {
     };
     const auto* const key = std::ranges::find_if(kModelKeys, has_key);
     if (key != kModelKeys.end()) model_key_ = *key;
+    const auto is_weight = [this](const Saved& one) { return weight_name(one.keys) && !state_of(one.keys); };
+    const auto rest = std::stable_partition(saved.begin(), saved.end(), is_weight);
     std::set<std::string> models;
-    for (const Saved& one : saved) {
-      if (weight_name(one.keys) && !state_of(one.keys)) models.insert(one.folder);
-    }
+    for (auto one = saved.begin(); one != rest; ++one) models.insert(one->folder);
     several_ = models.size() > 1;
-    std::vector<Saved> rest;
-    for (Saved& one : saved) {
-      if (weight_name(one.keys) && !state_of(one.keys)) {
-        add_weight(std::move(one));
-      } else {
-        rest.push_back(std::move(one));
-      }
-    }
-    for (Saved& one : rest) add_rest(std::move(one));
+    for (auto one = saved.begin(); one != rest; ++one) add_weight(std::move(*one));
+    for (auto one = rest; one != saved.end(); ++one) add_rest(std::move(*one));
   }
 
   // The tensors under the names that they were saved by, with the folder's name in front if there are several.

@@ -122,9 +122,7 @@ class ManifestReader : public io::JsonVisitor {
   bool begin(bool object) override {
     if (depth_ == 1) return object || fails(Error(EBADMSG, "it is no object"));
     if (depth_ == 2) in_files_ = !object && key_ == "files";
-    if (depth_ == 2 && object && key_ == "timing") {
-      in_timing_ = has_timing_ = true;
-    }
+    if (depth_ == 2 && object && key_ == "timing") in_timing_ = has_timing_ = true;
     if (depth_ == 3) in_stages_ = in_timing_ && object && key_ == "stages";
     has_files_ = has_files_ || in_files_;
     if (depth_ == 3) name_.reset(), size_.reset(), of_file_.reset();

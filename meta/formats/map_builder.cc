@@ -3,14 +3,6 @@
 #include <utility>
 
 namespace ckptfs::meta::formats {
-namespace {
-
-// The kind of problem if a torch file cannot be opened. ENODATA: it was not written to its end.
-Problem::Kind kind_of_problem(const Error& error) {
-  return error.errno_value() == ENODATA ? Problem::Kind::missing : Problem::Kind::unreadable;
-}
-
-}  // namespace
 
 void MapBuilder::problem(std::optional<uint32_t> file, const std::string& reason, Problem::Kind kind) {
   const Problem found{file ? files_.list()[*file].path : std::string(), reason, kind};
@@ -26,8 +18,9 @@ void MapBuilder::with_file(uint32_t index, const std::function<void(TorchFile&)>
   const auto descriptor = files_.open(index);
   if (!descriptor) return problem(index, descriptor.error().message());
   auto file = TorchFile::open(files_.limited(descriptor.value()));
-  if (!file) return problem(index, file.error().message(), kind_of_problem(file.error()));
-  with(file.value());
+  if (file) return with(file.value());
+  const bool is_cut = file.error().errno_value() == ENODATA;
+  problem(index, file.error().message(), is_cut ? Problem::Kind::missing : Problem::Kind::unreadable);
 }
 
 std::optional<Flat> MapBuilder::flat_of(uint32_t index, TorchFile& file, const Pickle::Value& value,

@@ -77,14 +77,9 @@ class HeaderReader : public io::JsonVisitor {
 
   bool begin_list() {
     if (depth_ != 3 || in_metadata_) return unexpected();
-    if (key_ == "shape") {
-      list_ = &shape_;
-      has_shape_ = true;
-    } else if (key_ == "data_offsets") {
-      list_ = &offsets_;
-    } else {
-      return unexpected();
-    }
+    list_ = key_ == "shape" ? &shape_ : key_ == "data_offsets" ? &offsets_ : nullptr;
+    if (list_ == nullptr) return unexpected();
+    has_shape_ = has_shape_ || list_ == &shape_;
     list_->clear();
     return true;
   }

@@ -28,9 +28,6 @@ std::optional<Shape> shape_in(const nlohmann::json& piece, const char* key) {
   return fits ? std::optional(list->get<Shape>()) : std::nullopt;
 }
 
-// Returns "rank00" for "rank00.safetensors".
-std::string rank_name(const std::string& path) { return path.substr(0, path.size() - kEnding.size()); }
-
 // A tensor of which the ranks' files hold pieces.
 struct Whole {
   std::string name;
@@ -74,7 +71,8 @@ class SavedStepReader {
       const auto entry = header.value().metadata.find(std::string(kPieceKey) + tensor.name);
       const bool piece = entry != header.value().metadata.end();
       const bool room = piece ? add_piece(index, std::move(tensor), entry->second)
-                              : add_plain(index, std::move(tensor), several ? rank_name(path) + "/" : "");
+                              : add_plain(index, std::move(tensor),
+                                          several ? path.substr(0, path.size() - kEnding.size()) + "/" : "");
       if (!room) {
         add_problem(map_, {path, kTooManyTensors});
         return false;

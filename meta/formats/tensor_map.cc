@@ -42,9 +42,7 @@ void add_problem(TensorMap& map, Problem problem) {
 
 std::optional<uint64_t> elements_of(const Shape& shape) {
   uint64_t elements = 1;
-  for (const uint64_t length : shape) {
-    if (length == 0) return 0;
-  }
+  if (std::ranges::count(shape, 0U) != 0) return 0;
   for (const uint64_t length : shape) {
     if (length > kMostElements / elements) return std::nullopt;
     elements *= length;

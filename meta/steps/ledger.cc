@@ -164,9 +164,7 @@ void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer, Wa
     entry.by_run = true;
     entry.again = entry.again == WallTime() ? now : std::min(entry.again, now);
   }
-  if (one != nullptr && one->is_run()) {
-    entry.newest_run = std::max(entry.newest_run, std::optional(one->began));
-  }
+  if (one != nullptr && one->is_run()) entry.newest_run = std::max(entry.newest_run, std::optional(one->began));
   if (!writer || known != nullptr || entry.writers.size() > kMostWriters) return;
   entry.writers.push_back(entry.writers.size() < kMostWriters ? *writer : StepWriter{writer->place, {}, {}, false});
 }

@@ -211,8 +211,6 @@ Result<> change_policy(Store& store, InodeNumber series, const Change& change_it
   return store.tree().commit(std::move(change));
 }
 
-bool same_time(const timespec& a, const timespec& b) { return wall_time(a) == wall_time(b); }
-
 }  // namespace
 
 bool tell_same_steps(const PolicyText& one, const PolicyText& other) {
@@ -304,7 +302,7 @@ Result<bool> may_rules_remove(const Tree& tree, const PolicyText& rules, const R
 
 Result<> note_left_alone(Store& store, InodeNumber series, const SeriesPolicy& known, timespec since) {
   return change_policy(store, series, [&](SeriesPolicy& policy) {
-    if (!same_time(policy.changed, known.changed) || policy.left_alone) return false;
+    if (wall_time(policy.changed) != wall_time(known.changed) || policy.left_alone) return false;
     policy.left_alone = since;
     return true;
   });
@@ -312,7 +310,7 @@ Result<> note_left_alone(Store& store, InodeNumber series, const SeriesPolicy& k
 
 Result<> arm(Store& store, InodeNumber series, const SeriesPolicy& known) {
   TRY(change_policy(store, series, [&](SeriesPolicy& policy) {
-    if (!same_time(policy.changed, known.changed) || policy.is_armed()) return false;
+    if (wall_time(policy.changed) != wall_time(known.changed) || policy.is_armed()) return false;
     policy.armed = policy.set;
     policy.armed_by = policy.set_by;
     return true;

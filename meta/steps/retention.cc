@@ -90,15 +90,10 @@ class Judge {
       Decision& decision = decisions_[at];
       if (!decision.stays) continue;
       const bool full = complete_ranks_[at] < rule.count.value_or(0) || (rule.age && is_younger_than(at, *rule.age));
-      if (full) {
-        decision.full_because = "keep_full";
-      } else if (!protections_[at].empty()) {
-        decision.full_because = name_of(protections_[at].front());
-      } else if (!steps_[at].not_thinned.empty()) {
-        decision.full_because = steps_[at].not_thinned;
-      } else {
-        decision.thins = true;
-      }
+      decision.full_because = full                       ? "keep_full"
+                              : protections_[at].empty() ? steps_[at].not_thinned
+                                                         : name_of(protections_[at].front());
+      decision.thins = decision.full_because.empty();
     }
   }
 

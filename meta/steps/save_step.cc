@@ -5,9 +5,6 @@
 #include "meta/time.h"
 
 namespace ckptfs::meta {
-namespace {
-constexpr size_t kShownNames = 20;
-}  // namespace
 
 Result<> SaveStep::inspect() {
   TRY_ASSIGN(const InodeRecord series, tree_.inode(request_.series));
@@ -124,6 +121,7 @@ Result<> SaveStep::put_step(Tree::Change& change, InodeNumber source, const std:
 }
 
 std::string SaveStep::stale_names(const std::vector<SaveFile>& files) {
+  constexpr size_t kShownNames = 20;
   std::string lines;
   std::string shown;
   size_t count = 0;

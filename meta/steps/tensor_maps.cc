@@ -1,6 +1,6 @@
 #include "meta/steps/tensor_maps.h"
 
-#include <set>
+#include <algorithm>
 
 #include "meta/formats/thinning.h"
 
@@ -18,17 +18,13 @@ size_t pieces_of(const formats::TensorMap& map) {
   return count;
 }
 
-bool is_within(const formats::TensorMap& map, size_t files) {
-  const std::set<uint32_t> held = formats::files_of(map);
-  return held.empty() || *held.rbegin() < files;
-}
-
 }  // namespace
 
 Result<std::optional<formats::TensorMap>> kept_map(const Store& store, InodeNumber step, const io::Digest& version,
                                                    size_t files) {
   TRY_ASSIGN(auto kept, none_if_gone(store.index().map(step)));
-  const bool fits = kept && kept->version == version && is_within(kept->map, files);
+  const auto is_there = [files](uint32_t file) { return file < files; };
+  const bool fits = kept && kept->version == version && std::ranges::all_of(formats::files_of(kept->map), is_there);
   return fits ? std::optional(std::move(kept->map)) : std::nullopt;
 }
 

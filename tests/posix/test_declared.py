@@ -118,11 +118,12 @@ def test_once_they_are_quiet(mount):
         write(step / "weights", os.urandom(100))
     become(mount, {2: "complete"})
     shards = {"weight_map": {"v": "model-00001-of-00002.safetensors", "w": "model-00002-of-00002.safetensors"}}
-    step = mount.path / SERIES / "out-3"
+    step = mount.path / SERIES / "unfinished"  # without its index it could be taken for a whole one
     step.mkdir()
     write(step / "trainer_state.json", b'{"global_step": 3}')
     write(step / "model-00001-of-00002.safetensors", safetensors(WEIGHTS))
     write(step / "model.safetensors.index.json", json.dumps(shards).encode())
+    step.rename(mount.path / SERIES / "out-3")
     become(mount, {2: "complete", 3: "incomplete"})
 
 

@@ -111,6 +111,13 @@ TEST(Dcp, SeveralModelsAreKeptApart) {
   }
 }
 
+TEST(Dcp, WhatLiesInAHiddenFolderIsNone) {
+  StepInMemory step;
+  SavedByTwo().put(step, ".cache/");
+  EXPECT_TRUE(read_dcp(step).parameters.empty());
+  EXPECT_EQ(check_dcp(step), ShareCheck());
+}
+
 TEST(Dcp, WhatIsMissingIsAProblem) {
   const SavedByTwo saved;
   StepInMemory without_first;

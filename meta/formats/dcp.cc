@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <compare>
 #include <map>
 #include <set>
 #include <string_view>
+#include <tuple>
 
 #include "meta/formats/assembly.h"
 #include "meta/formats/box.h"
@@ -132,7 +132,9 @@ class Folder {
   struct ChunkName {
     std::string_view tensor;
     Shape offsets;
-    auto operator<=>(const ChunkName&) const = default;
+    bool operator<(const ChunkName& other) const {
+      return std::tie(tensor, offsets) < std::tie(other.tensor, other.offsets);
+    }
   };
 
   // Counts the tensor twice: as it is here, and as the parameter that it becomes.

@@ -7,15 +7,30 @@
 ckptfs.latest and its kin, ckptfs.patch, and what of ckptfs.deepspeed says so, need neither torch nor libckptfs.
 """
 
+import typing
+
 __version__ = "0.1.0"  # of all of ckptfs: CMakeLists.txt reads it here
 
-_LAZY = {"load": "loading", "Checkpoint": "loading", "Saver": "saving", "Save": "saving", "configure": "native",
-         "Slice": "pieces", "GroupError": "group", "Step": "series", "latest": "series", "state": "series", "steps": "series",
-         "Event": "series", "watch": "series"}
+__all__ = ["Checkpoint", "Event", "GroupError", "Save", "Saver", "Slice", "Step", "configure", "latest", "load", "state",
+           "steps", "watch"]
 
+if typing.TYPE_CHECKING:
+    from .group import GroupError
+    from .loading import Checkpoint, load
+    from .native import configure
+    from .pieces import Slice
+    from .saving import Save, Saver
+    from .series import Event, Step, latest, state, steps, watch
+else:  # the import of torch waits until it is needed; a type checker must not believe that there is any name
+    _MODULES = {"load": "loading", "Checkpoint": "loading", "Saver": "saving", "Save": "saving", "configure": "native",
+                "Slice": "pieces", "GroupError": "group", "Step": "series", "latest": "series", "state": "series",
+                "steps": "series", "Event": "series", "watch": "series"}
 
-def __getattr__(name):
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    def __getattr__(name):
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

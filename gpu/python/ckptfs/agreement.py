@@ -5,34 +5,49 @@ comes again. If all digests together are known, the plan is known: no rank's cha
 digest is in the key. Else the ranks exchange what they hold, and each makes the plan by itself, the same one.
 """
 
-import collections
+from __future__ import annotations
+
 import errno
 import hashlib
 import os
 import struct
 import time
 import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from ckptfs import memory, plans
-from ckptfs.group import GroupError
+from ckptfs.group import Group, GroupError
+from ckptfs.pieces import Holding
 
 _MESSAGE = struct.Struct("<32s8s8s16s?")
-_Message = collections.namedtuple("_Message", "digest history name nonce takes_part")
-
-Agreed = collections.namedtuple("Agreed", "plan attempt seconds")  # seconds: {stage: seconds}
 
 
-def _failure(nonce):
+class _Message(NamedTuple):
+    digest: bytes
+    history: bytes
+    name: bytes
+    nonce: bytes
+    takes_part: bool
+
+
+class Agreed(NamedTuple):
+    plan: plans.Plan
+    attempt: str
+    seconds: dict[str, float]  # by stage
+
+
+def _failure(nonce: bytes) -> str:
     """The key for why a rank does not take part: another one each time, since ranks may ask when the next time has begun."""
     return f"failure/{nonce.hex()}"
 
 
-def _happens_on_all(problem):
+def _happens_on_all(problem: BaseException) -> bool:
     """Do the other ranks get it, too? The planner refuses the same descriptions everywhere; memory lacks on one rank."""
     return isinstance(problem, GroupError) or (isinstance(problem, OSError) and problem.errno != errno.ENOMEM)
 
 
-def _short(content):
+def _short(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=8).digest()
 
 
@@ -40,21 +55,22 @@ class Agreement:
     """Plans of one group, of which the last used are kept. `names`: what all ranks have to be told alike, in a word.
     `whole`: what nobody holds is an error, as of a save."""
 
-    def __init__(self, group, names, *, whole, cached=8):
+    def __init__(self, group: Group, names: str, *, whole: bool, cached: int = 8) -> None:
         self._group, self._names, self._whole, self._cached = group, names, whole, cached
         self._begin_anew(b"")
 
-    def _begin_anew(self, history):
+    def _begin_anew(self, history: bytes) -> None:
         """`history` is a digest of all that the cache has been asked for, the same on all ranks whose caches are alike."""
         self._cache, self._history = plans.PlanCache(self._cached), history
 
-    def agree(self, name, describe):
+    def agree(self, name: str, describe: Callable[[], Iterable[Holding]]) -> Agreed:
         """What each rank does; describe() returns this rank's holdings. All ranks call it, with the same name.
 
         A rank whose describe() raises gets its exception, the others a GroupError with its words.
         """
         begun = time.monotonic()
-        description, failure, nonce = b"", None, os.urandom(16)
+        description, nonce = b"", os.urandom(16)
+        failure: Exception | None = None
         try:
             description = plans.describe((holding.name, memory.name_of(holding.dtype), holding.shape, holding.offsets,
                                           holding.sizes) for holding in describe())
@@ -70,7 +86,7 @@ class Agreement:
                    "collective": agreed - described + exchanged}
         return Agreed(plan, attempt, seconds)
 
-    def _plan(self, messages, description):
+    def _plan(self, messages: Sequence[_Message], description: bytes) -> tuple[plans.Plan, float]:
         """The plan, and the seconds that the exchange for it took."""
         digests = [message.digest for message in messages]
         histories = [message.history for message in messages]
@@ -92,7 +108,8 @@ class Agreement:
                 self._group.fail(problem)
             raise
 
-    def _exchange_messages(self, name, description, failure, nonce):
+    def _exchange_messages(self, name: str, description: bytes, failure: Exception | None,
+                           nonce: bytes) -> list[_Message]:
         mine = _MESSAGE.pack(plans.digest(description), self._history.ljust(8, b"\0"), _short(name.encode()), nonce,
                              failure is None)
         messages = [_Message(*_MESSAGE.unpack(message)) for message in self._group.gather(mine)]
@@ -108,7 +125,7 @@ class Agreement:
                              f"{self._group.rank}, and was told {name}")
         return messages
 
-    def _exchange_descriptions(self, digests, description):
+    def _exchange_descriptions(self, digests: list[bytes], description: bytes) -> list[bytes]:
         """Each different one is sent once, by the first rank that has it."""
         first = {digest: rank for rank, digest in reversed(list(enumerate(digests)))}
         sends = first[digests[self._group.rank]] == self._group.rank

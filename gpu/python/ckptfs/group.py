@@ -13,10 +13,13 @@ A rank that gives up a collective breaks the group, for it would be out of step 
 wait get that error.
 """
 
+from __future__ import annotations
+
 import atexit
 import concurrent.futures
 import contextlib
 import datetime
+import functools
 import logging
 import os
 import pathlib
@@ -26,11 +29,17 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, Protocol, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
+from torch.distributed import (PrefixStore, ProcessGroup, Store,  # type: ignore[attr-defined] # it has no __all__
+                               distributed_c10d)
 
+__all__ = ["LONG_SLEEP", "Group", "GroupError", "Transfer"]
+
+_T = TypeVar("_T")
 _log = logging.getLogger("ckptfs")
 _BEAT, _DEAD = 5, 40  # seconds
 _ASKING = 1  # second between two looks at who is alive
@@ -40,7 +49,7 @@ _SLEEP, LONG_SLEEP = 0.002, 0.05  # seconds; the long one between questions to t
 _LEFT, _GONE, _BROKEN = "left", "gone", "broken"
 _NO_ANSWER = "torch's store, by which the ranks know of each other, does not answer"
 # Collectives that were given up, with all that they use: torch may still write to their memory as long as the process lives.
-_given_up = []
+_given_up: list[object] = []
 
 
 class GroupError(RuntimeError):
@@ -57,36 +66,40 @@ class Group:
     tell(), told() and wait_until().
     """
 
-    def __init__(self, group=None):
+    def __init__(self, group: ProcessGroup | None = None) -> None:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.alone = self.size == 1
-        self._watch, self._own, self._given_up, self.members = None, None, None, [_Member.here()]
+        self._watch: _Watch | None = None
+        self._own: ProcessGroup | None = None
+        self._given_up: BaseException | None = None
+        self.members = [_Member.here()]
         if not self.alone:
-            told = [None] * self.size
-            dist.all_gather_object(told, (uuid.uuid4().hex, *self.members[0].facts()), group=group)
-            self.members = [_Member(*facts) for _, *facts in told]
+            told: list[tuple[str, _Facts]] = [("", self.members[0].facts())] * self.size
+            dist.all_gather_object(told, (uuid.uuid4().hex, self.members[0].facts()), group=group)
+            self.members = [_Member(*facts) for _, facts in told]
             self._watch = _Watch(told[0][0], self.rank, self.members)
             self._own = self._connected(told[0][0])
         machines = sorted({member.machine for member in self.members})
         self.hosts = [machines.index(member.machine) for member in self.members]
 
-    def _connected(self, name):
+    def _connected(self, name: str) -> ProcessGroup:
         """A rank may end meanwhile, and gloo does not see it."""
-        connecting = _InThread(lambda: dist.ProcessGroupGloo(dist.PrefixStore(f"ckptfs/{name}/gloo", _store()), self.rank,
+        connecting = _InThread(lambda: dist.ProcessGroupGloo(PrefixStore(f"ckptfs/{name}/gloo", _store()), self.rank,
                                                              self.size, datetime.timedelta(seconds=_PATIENCE)))
         self.wait_until(connecting.is_completed)
-        return connecting.wait()
+        return cast(ProcessGroup, connecting.wait())  # torch declares of a backend not all that it has
 
-    def __del__(self):
+    def __del__(self) -> None:
         self.close()
 
-    def close(self):
-        if getattr(self, "_watch", None) is not None and not sys.is_finalizing():
-            self._watch.close()
+    def close(self) -> None:
+        watch = getattr(self, "_watch", None)
+        if watch is not None and not sys.is_finalizing():
+            watch.close()
 
     # --- collectives: all ranks call them in the same order
 
-    def gather(self, content):
+    def gather(self, content: bytes) -> list[bytes]:
         """The contents of all ranks, which have the same length."""
         if self.alone:
             return [content]
@@ -94,11 +107,11 @@ class Group:
             raise GroupError(f"this rank has given up the group: {self._given_up}")
         mine = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         all_ = torch.empty(self.size * len(content), dtype=torch.uint8)
-        self._finish(self._own._allgather_base(all_, mine), (mine, all_))
+        self._finish(self._connection()._allgather_base(all_, mine), (mine, all_))
         whole = all_.numpy().tobytes()
         return [whole[at:at + len(content)] for at in range(0, len(whole), len(content))]
 
-    def exchange(self, content):
+    def exchange(self, content: bytes) -> list[bytes]:
         """The contents of all ranks, of any length."""
         lengths = [int.from_bytes(length, "little") for length in self.gather(len(content).to_bytes(8, "little"))]
         longest = max(*lengths, 1)
@@ -106,14 +119,18 @@ class Group:
                 zip(self.gather(content.ljust(longest, b"\0")), lengths, strict=True)]
 
     @contextlib.contextmanager
-    def transfer(self):
+    def transfer(self) -> Iterator[Transfer]:
         """A Transfer, to send and receive tensors within; at the end all of it is done."""
-        transfer = Transfer(self._own)
+        transfer = Transfer(self._connection())
         yield transfer
         if transfer.works:
             self._finish(_InThread(lambda: [work.wait() for work in transfer.works]), transfer)
 
-    def _finish(self, work, memory):
+    def _connection(self) -> ProcessGroup:
+        assert self._own is not None, "a group of one rank has nobody to talk to"
+        return self._own
+
+    def _finish(self, work: _Work, memory: object) -> None:
         """Waits for a collective as long as all ranks are there."""
         try:
             self.wait_until(work.is_completed)
@@ -129,37 +146,38 @@ class Group:
 
     # --- words between ranks, which do not wait for each other
 
-    def tell(self, key, text):
+    def tell(self, key: str, text: str) -> None:
         """Whoever asks told() gets the text, also later. GroupError, as of the next three: the store does not answer."""
         if self._watch is not None:
             self._watch.tell(key, text)
 
-    def told(self, key):
+    def told(self, key: str) -> str | None:
         """The text, or None."""
         return None if self._watch is None else self._watch.told(key)
 
-    def count(self, key):
+    def count(self, key: str) -> int:
         """How many ranks have called it for this key by now, this one included."""
         return 1 if self._watch is None else self._watch.count(key)
 
-    def forget(self, keys):
+    def forget(self, keys: Iterable[str]) -> None:
         if self._watch is not None:
             self._watch.forget(keys)
 
-    def gone(self):
+    def gone(self) -> str | None:
         """None, or which rank has ended or failed, in words."""
         return None if self._watch is None else self._watch.gone()
 
-    def fail(self, problem):
+    def fail(self, problem: BaseException) -> None:
         """Breaks the group: all ranks that wait for each other in it get a GroupError, now and later."""
         with contextlib.suppress(GroupError):  # then they see by themselves that this one is gone
             if not self.told(_BROKEN):  # the first problem is the cause
                 self.tell(_BROKEN, f"{str(problem) or type(problem).__name__} (rank {self.rank} has given up the group)")
 
-    def wait_until(self, is_so, deadline=None, longest=_SLEEP):
+    def wait_until(self, is_so: Callable[[], object], deadline: float | None = None, longest: float = _SLEEP) -> None:
         """Returns when is_so() is true. GroupError: a rank has ended, or time.monotonic() is past the deadline. `longest`:
         seconds between two calls of is_so()."""
-        pause, asked, gone, since = 5e-5, time.monotonic(), None, 0.0
+        pause, asked, since = 5e-5, time.monotonic(), 0.0
+        gone: str | None = None
         while not is_so():
             now = time.monotonic()
             if gone and now - since > _GRACE:
@@ -176,66 +194,80 @@ class Transfer:
     """Tensors in host memory on their way between ranks. What goes between two ranks is sent and received in the same
     order."""
 
-    def __init__(self, own):
-        self._own, self.works, self._kept = own, [], []
+    def __init__(self, own: ProcessGroup) -> None:
+        self._own = own
+        self.works: list[dist.Work] = []
+        self._kept: list[torch.Tensor] = []
 
-    def send(self, rank, tensor):
+    def send(self, rank: int, tensor: torch.Tensor) -> None:
         self._kept.append(tensor)
         self.works.append(self._own.send([tensor], rank, 0))
 
-    def receive(self, rank, tensor):
+    def receive(self, rank: int, tensor: torch.Tensor) -> None:
         self._kept.append(tensor)
         self.works.append(self._own.recv([tensor], rank, 0))
 
 
-class _InThread:
+class _Work(Protocol):
+    """What torch's Work and ours have in common."""
+
+    def is_completed(self) -> bool: ...
+
+    def wait(self) -> object: ...
+
+
+class _InThread(Generic[_T]):
     """What a thread of its own does, as a work of torch's: gloo's sends and receives do not tell whether they are done."""
 
-    def __init__(self, function):
-        self._failure = self._result = None
+    def __init__(self, function: Callable[[], _T]) -> None:
+        self._failure: Exception | None = None
+        self._result: list[_T] = []
         self._thread = threading.Thread(target=self._run, args=(function,), name="ckptfs group's work", daemon=True)
         self._thread.start()
 
-    def _run(self, function):
+    def _run(self, function: Callable[[], _T]) -> None:
         try:
-            self._result = function()
+            self._result.append(function())
         except Exception as problem:  # noqa: BLE001 - whoever waits gets it
             self._failure = problem
 
-    def is_completed(self):
+    def is_completed(self) -> bool:
         return not self._thread.is_alive()
 
-    def wait(self):
+    def wait(self) -> _T:
         self._thread.join()
         if self._failure is not None:
             raise self._failure
-        return self._result
+        return self._result[0]
+
+
+_Facts = tuple[str, str, int, int | None]  # what makes a _Member, as the ranks tell each other
 
 
 class _Member:
     """A rank's process."""
 
-    def __init__(self, machine, host, process, started):
+    def __init__(self, machine: str, host: str, process: int, started: int | None) -> None:
         self.machine, self.host, self.process, self.started = machine, host, process, started
 
     @classmethod
-    def here(cls):
+    def here(cls) -> _Member:
         boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         machine = f"{boot} {os.readlink('/proc/self/ns/pid')}"  # processes have their numbers within a PID namespace
         return cls(machine, socket.gethostname(), os.getpid(), _start_time(os.getpid()))
 
-    def facts(self):
+    def facts(self) -> _Facts:
         return self.machine, self.host, self.process, self.started
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"process {self.process} on {self.host}"
 
-    def has_ended(self):
+    def has_ended(self) -> bool:
         """Of a process on this machine."""
         return _start_time(self.process) != self.started
 
 
-def _start_time(process):
+def _start_time(process: int) -> int | None:
     """When the process began, in ticks since the boot; None if it has ended."""
     try:
         text = pathlib.Path(f"/proc/{process}/stat").read_text(errors="replace")
@@ -248,17 +280,17 @@ def _start_time(process):
 class _Watch:
     """The group's keys in torch's store, and the thread that counts up this rank's."""
 
-    def __init__(self, name, rank, members):
+    def __init__(self, name: str, rank: int, members: list[_Member]) -> None:
         self._rank, self._members = rank, members
         self._near = [number for number, member in enumerate(members)
                       if member.machine == members[rank].machine and number != rank]
-        self._store = _AskedStore(dist.PrefixStore(f"ckptfs/{name}", _store()))
+        self._store = _AskedStore(PrefixStore(f"ckptfs/{name}", _store()))
         self._ending, self._owner = threading.Event(), os.getpid()
         self._thread = threading.Thread(target=self._beat, name="ckptfs group", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
-    def close(self):
+    def close(self) -> None:
         """After this the thread ends, and the other ranks know that this one has left."""
         atexit.unregister(self.close)
         if self._ending.is_set() or os.getpid() != self._owner:  # or a child of fork, which has no such thread
@@ -267,19 +299,19 @@ class _Watch:
         if threading.current_thread() is not self._thread:
             self._thread.join(_DEAD)
 
-    def tell(self, key, text):
-        self._ask(lambda store: store.set(key, text.encode(errors="replace")))
+    def tell(self, key: str, text: str) -> None:
+        self._ask(lambda store: store.set(key, text.encode(errors="replace")))  # type: ignore[arg-type] # it takes bytes
 
-    def told(self, key):
+    def told(self, key: str) -> str | None:
         return self._ask(lambda store: store.get(key).decode(errors="replace") if store.check([key]) else None)
 
-    def count(self, key):
+    def count(self, key: str) -> int:
         return self._ask(lambda store: store.add(key, 1))
 
-    def forget(self, keys):
+    def forget(self, keys: Iterable[str]) -> None:
         self._ask(lambda store: [store.delete_key(key) for key in keys])
 
-    def _ask(self, question):
+    def _ask(self, question: Callable[[Store], _T]) -> _T:
         try:
             return self._store.ask(question)
         except TimeoutError as problem:  # its host is gone, and the connection does not know it yet
@@ -287,22 +319,24 @@ class _Watch:
         except (RuntimeError, dist.DistError) as problem:
             raise GroupError(self._ended() or f"{_NO_ANSWER}: {problem}") from problem
 
-    def gone(self):
+    def gone(self) -> str | None:
         try:
             return self._ended() or self.told(_BROKEN) or self.told(_GONE)
         except GroupError as problem:
             return str(problem)
 
-    def _ended(self):
+    def _ended(self) -> str | None:
         """A rank on this machine whose process is no more."""
         for number in self._near:
             if self._members[number].has_ended():
                 return f"rank {number} ({self._members[number]}) has ended"
         return None
 
-    def _beat(self):
+    def _beat(self) -> None:
         beats, answers = 0, True
-        self._seen, self._since, self._said = None, time.monotonic(), None
+        self._seen: str | None = None
+        self._said: str | None = None
+        self._since = time.monotonic()
         while not self._ending.is_set():
             beats += 1
             try:
@@ -320,7 +354,7 @@ class _Watch:
                 self.forget([_LEFT, *(f"beat/{rank}" for rank in range(len(self._members)))])
         self._store.close()
 
-    def _look_at_next(self):
+    def _look_at_next(self) -> None:
         """Tells all when the rank after this one is silent, or has left; and takes it back when it is heard of again."""
         number = (self._rank + 1) % len(self._members)
         beat = self.told(f"beat/{number}")
@@ -340,42 +374,45 @@ class _AskedStore:
     """A store that is asked by a thread of its own, since a call does not return while the store's host is gone. From any
     thread, also from a destructor."""
 
-    def __init__(self, store):
-        self._store, self._questions = store, queue.SimpleQueue()
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._questions: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._late = False  # it has not answered in time, and has not answered since
         self._closed = False
         self._thread = threading.Thread(target=self._answer, name="ckptfs group's store", daemon=True)
         self._thread.start()
 
-    def ask(self, question):
+    def ask(self, question: Callable[[Store], _T]) -> _T:
         """What question(store) returns or raises. TimeoutError: it has not answered for _DEAD seconds, or is closed."""
         if threading.current_thread() is self._thread:  # a destructor, which runs where it is met
             return question(self._store)
         if self._late or self._closed or not self._thread.is_alive():  # in a child of fork it is not
             raise TimeoutError
-        answer = concurrent.futures.Future()
-        self._questions.put((question, answer))
+        answer: concurrent.futures.Future[_T] = concurrent.futures.Future()
+        self._questions.put(functools.partial(self._answer_one, question, answer))
         try:
             return answer.result(_DEAD)
         except concurrent.futures.TimeoutError:
             self._late = True
             raise TimeoutError from None
 
-    def close(self):
+    def close(self) -> None:
         self._closed = True
         self._questions.put(None)
 
-    def _answer(self):
-        while (asked := self._questions.get()) is not None:
-            question, answer = asked
-            try:
-                answer.set_result(question(self._store))
-            except Exception as problem:  # noqa: BLE001 - whoever asks gets it
-                answer.set_exception(problem)
+    def _answer(self) -> None:
+        while (answer_one := self._questions.get()) is not None:
+            answer_one()
             self._late = False
 
+    def _answer_one(self, question: Callable[[Store], _T], answer: concurrent.futures.Future[_T]) -> None:
+        try:
+            answer.set_result(question(self._store))
+        except Exception as problem:  # noqa: BLE001 - whoever asks gets it
+            answer.set_exception(problem)
 
-def _store():
+
+def _store() -> Store:
     """A client of the default process group's store. None of its calls waits for other ranks."""
     store = distributed_c10d._get_default_store()
     try:

@@ -6,6 +6,8 @@ belongs: no memory is needed beside the tensors, but for pieces that do not lie 
 all that it wants. "auto" loads a sample in either way, and the rest in the way that was quicker.
 """
 
+from __future__ import annotations
+
 import collections
 import contextlib
 import itertools
@@ -15,31 +17,50 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, ParamSpec, get_args
 
-from ckptfs import memory, pieces
+from ckptfs import memory, pieces, plans
 from ckptfs.agreement import Agreement
 from ckptfs.group import Group, GroupError
 
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+    from ckptfs.loading import Checkpoint, Report
+
+Mode = Literal["auto", "broadcast", "each"]
+_P = ParamSpec("_P")
+_Open = Callable[[], "Checkpoint"]
+_NameTargets = Callable[["Checkpoint"], Mapping[str, pieces.State]]
 _log = logging.getLogger("ckptfs")
-MODES = ("auto", "broadcast", "each")
+MODES: tuple[Mode, ...] = get_args(Mode)
 _READ_AT_ONCE = 64 << 20  # bytes, before they are sent on
 _SAMPLE = 16  # of all shared bytes the 16th is loaded in either way
 _WORTH_SAMPLING = 256 << 20  # bytes that a rank shares
-_measured = {}  # (machines, ranks) -> the quicker mode, as long as this process lives
-_KNOWN = (None, "each", "broadcast")
+_measured: dict[tuple[int, int], Mode] = {}  # (machines, ranks) -> the quicker mode, as long as this process lives
+_KNOWN: tuple[Mode | None, ...] = (None, "each", "broadcast")
 _OWN_STAGES = ("open", "plan", "read")  # in the others a rank also waits for other ranks
 _SHARED = struct.Struct("<QB")  # the bytes that a rank shares, and what it has measured
 
-# A stretch of what a rank wants. `parts`: (index of the holding, begin, end); `holders`: the ranks that want it.
-_Message = collections.namedtuple("_Message", "owner holders parts bytes")
+
+class _Message(NamedTuple):
+    """A stretch of what a rank wants."""
+
+    owner: int
+    holders: tuple[int, ...]  # the ranks that want it
+    parts: list[pieces.Part]
+    bytes: int
 
 
-def check_mode(mode):
+def check_mode(mode: str) -> None:
     if mode not in MODES:
         raise ValueError(f"mode {mode!r}: it is one of {', '.join(MODES)}")
 
 
-def load(open_checkpoint, targets, process_group, mode, stream=None):
+def load(open_checkpoint: _Open, targets: _NameTargets, process_group: ProcessGroup | None,
+         mode: Mode, stream: torch.cuda.Stream | None = None) -> Mapping[str, pieces.State]:
     """Fills, on all ranks of a process group, the tensors that targets(checkpoint) names. Returns these."""
     begun = time.monotonic()
     group = Group(process_group)
@@ -60,17 +81,21 @@ def load(open_checkpoint, targets, process_group, mode, stream=None):
 class _Load:
     """One load by all ranks of a group."""
 
-    def __init__(self, group, stream, begun):
+    _checkpoint: Checkpoint
+
+    def __init__(self, group: Group, stream: torch.cuda.Stream | None, begun: float) -> None:
         self._group, self._stream, self._begun = group, stream, begun
-        self._checkpoint, self._holdings, self._messages, self._reports = None, [], [], []
-        self._failure = None  # of this rank
+        self._holdings: list[pieces.Holding] = []
+        self._messages: list[_Message] = []
+        self._reports: list[Report] = []
+        self._failure: Exception | None = None  # of this rank
         self._seconds = dict.fromkeys((*_OWN_STAGES, "collective", "broadcast"), 0.0)  # by stage: of this rank
 
-    def load(self, open_checkpoint, targets, mode):
+    def load(self, open_checkpoint: _Open, targets: _NameTargets, mode: Mode) -> Mapping[str, pieces.State]:
         """A rank that cannot take part gets its own exception, the others a GroupError."""
-        filled = None
+        filled: Mapping[str, pieces.State] = {}
 
-        def describe():
+        def describe() -> list[pieces.Holding]:
             nonlocal filled
             check_mode(mode)
             with self._timed("open"):
@@ -93,17 +118,17 @@ class _Load:
         self._end(mode)
         return filled
 
-    def _attempt(self, function, *arguments):
+    def _attempt(self, function: Callable[_P, object], *arguments: _P.args, **named: _P.kwargs) -> None:
         """What fails on this rank is raised at the end: until then the others wait for it in each step of the load."""
         if self._failure is not None:
             return
         try:
-            function(*arguments)
+            function(*arguments, **named)
         except Exception as problem:  # noqa: BLE001 - see above
             self._failure = problem
             self._group.tell(f"failure/{self._group.rank}", f"{type(problem).__name__}: {problem}")
 
-    def _end(self, mode):
+    def _end(self, mode: str) -> None:
         """Ends the load on all ranks: none leaves as long as another one waits, and what failed on one is told to all."""
         _log.info("%s: rank %d has loaded %d bytes, by %s, and read %d: %s", self._checkpoint.path, self._group.rank,
                   sum(message.bytes for message in self._messages), mode, sum(report.read for report in self._reports),
@@ -123,7 +148,7 @@ class _Load:
         if self._group.rank == 0:
             self._tell_mount(hosts, seconds)
 
-    def _tell_mount(self, hosts, seconds):
+    def _tell_mount(self, hosts: Sequence[str], seconds: Sequence[Mapping[str, float]]) -> None:
         """By stage: the most that a rank took for it. The others waited for the rank that took longest for its own work."""
         own = [sum(of_rank[stage] for stage in _OWN_STAGES) for of_rank in seconds]
         slowest = own.index(max(own))
@@ -134,18 +159,18 @@ class _Load:
             _log.info("%s: the mount is not told how long the load took: %s", self._checkpoint.path, problem)
 
     @contextlib.contextmanager
-    def _timed(self, stage, beside=None):
+    def _timed(self, stage: str, beside: str = "") -> Iterator[None]:
         """Adds the time within to the stage, but for what is added to the stage `beside` meanwhile."""
         begun, before = time.monotonic(), self._seconds.get(beside, 0.0)
         yield
         self._seconds[stage] += time.monotonic() - begun - self._seconds.get(beside, 0.0) + before
 
-    def _messages_of(self, plan):
+    def _messages_of(self, plan: plans.Plan) -> list[_Message]:
         """All that this rank wants, in the order in which all ranks that want it have it."""
         sizes = [holding.dtype.itemsize for holding in self._holdings]
-        found = []
-        for (holders, _), parts in itertools.groupby(plan.held, lambda part: (part.holders, part.message)):
-            parts = list(parts)
+        found: list[_Message] = []
+        for (holders, _), same in itertools.groupby(plan.held, lambda part: (part.holders, part.message)):
+            parts = list(same)
             size = sum((part.end - part.begin) * sizes[part.holding] for part in parts)
             if size:
                 spans = [(part.holding, part.begin, part.end) for part in parts]
@@ -153,7 +178,7 @@ class _Load:
                 found.extend(_cut(message, sizes))
         return found
 
-    def _load_by(self, mode):
+    def _load_by(self, mode: Mode) -> Mode:
         shared = [message for message in self._messages if len(message.holders) > 1]
         alone = [message for message in self._messages if len(message.holders) == 1]
         self._read(alone)
@@ -167,15 +192,15 @@ class _Load:
 
     # --- the two ways
 
-    def _read(self, messages):
+    def _read(self, messages: list[_Message]) -> None:
         if messages:
             with self._timed("read"):
                 self._attempt(self._read_parts, [part for message in messages for part in message.parts])
 
-    def _read_parts(self, parts):
+    def _read_parts(self, parts: list[pieces.Part]) -> None:
         self._reports.append(self._checkpoint.load_parts(self._targets, parts, self._stream))
 
-    def _broadcast(self, messages):
+    def _broadcast(self, messages: list[_Message]) -> None:
         """A rank sends what it has read while it reads on. If the memory is a device's, or a message lies scattered, what is
         sent and received is in host memory first, a round at a time."""
         rounds = _rounds(messages)
@@ -185,8 +210,9 @@ class _Load:
             for messages_of_round in rounds:
                 self._pass_on(messages_of_round)
 
-    def _pass_on(self, messages):
-        rank, arrivals = self._group.rank, []
+    def _pass_on(self, messages: list[_Message]) -> None:
+        rank = self._group.rank
+        arrivals = []
         with self._group.transfer() as transfer:
             for message in messages:
                 if message.owner != rank:
@@ -204,24 +230,26 @@ class _Load:
 
     # --- which is quicker
 
-    def _choose(self, shared):
+    def _choose(self, shared: list[_Message]) -> Mode:
         """Loads all. Returns the mode in which most was loaded."""
         key = (len(set(self._group.hosts)), self._group.size)
         shared_bytes = sum(message.bytes for message in shared)
         told = self._gather(_SHARED.pack(shared_bytes, _KNOWN.index(_measured.get(key))))
         sizes, modes = zip(*map(_SHARED.unpack, told), strict=True)
-        known = _KNOWN[modes[0]] if len(set(modes)) == 1 else None  # ranks may have loaded in other groups before
+        known: Mode | None = _KNOWN[modes[0]] if len(set(modes)) == 1 else None  # ranks may have loaded in other groups before
         if known is None and max(sizes) >= _WORTH_SAMPLING:
             first, second, shared = _samples(shared)
-            rates = {"each": self._rate(self._read, first), "broadcast": self._rate(self._broadcast, second)}
-            known = _measured[key] = max(rates, key=rates.get)
+            rates: dict[Mode, int] = {"each": self._rate(self._read, first),
+                                      "broadcast": self._rate(self._broadcast, second)}
+            known = _measured[key] = max(rates, key=rates.__getitem__)
             _log.info("loading by %s: %s", known, ", ".join(f"{mode} {rate / 1e9:.2f} GB/s a rank"
                                                             for mode, rate in rates.items()))
-        known = known or "each"
+        if known is None:
+            known = "each"
         (self._read if known == "each" else self._broadcast)(shared)
         return known
 
-    def _rate(self, load, messages):
+    def _rate(self, load: Callable[[list[_Message]], None], messages: list[_Message]) -> int:
         """Bytes per second of the slowest rank of those that load something."""
         self._gather(b"\0")  # all begin together
         begun = time.monotonic()
@@ -230,15 +258,16 @@ class _Load:
         own = int(size / max(time.monotonic() - begun, 1e-6)) if size else (1 << 63)
         return min(int.from_bytes(rate, "little") for rate in self._gather(own.to_bytes(8, "little")))
 
-    def _gather(self, content):
+    def _gather(self, content: bytes) -> list[bytes]:
         with self._timed("collective"):
             return self._group.gather(content)
 
 
-def _cut(message, sizes):
+def _cut(message: _Message, sizes: Sequence[int]) -> Iterator[_Message]:
     """A message in messages of at most some _READ_AT_ONCE bytes. All its ranks cut it alike: it has the same elements in
     the same order on each of them. `sizes`: of an element, by holding."""
-    parts, room = [], _READ_AT_ONCE
+    parts: list[pieces.Part] = []
+    room = _READ_AT_ONCE
     for index, begin, end in message.parts:
         while begin < end:
             middle = min(end, begin + max(1, room // sizes[index]))
@@ -252,22 +281,24 @@ def _cut(message, sizes):
         yield message._replace(parts=parts, bytes=_READ_AT_ONCE - room)
 
 
-def _rounds(messages):
+def _rounds(messages: Iterable[_Message]) -> list[list[_Message]]:
     """The messages in rounds of at most some _READ_AT_ONCE bytes of each set of ranks. All ranks of a set put a message
     into the same round."""
-    seen, found = collections.Counter(), collections.defaultdict(list)
+    seen: collections.Counter[tuple[int, ...]] = collections.Counter()
+    found = collections.defaultdict(list)
     for message in messages:
         found[seen[message.holders] // _READ_AT_ONCE].append(message)
         seen[message.holders] += message.bytes
     return [found[number] for number in sorted(found)]
 
 
-def _samples(messages):
+def _samples(messages: list[_Message]) -> tuple[list[_Message], list[_Message], list[_Message]]:
     """Two samples and the rest. All ranks that share a message put it into the same one."""
-    totals, seen = collections.Counter(), collections.Counter()
+    totals: collections.Counter[tuple[int, ...]] = collections.Counter()
+    seen: collections.Counter[tuple[int, ...]] = collections.Counter()
     for message in messages:
         totals[message.holders] += message.bytes
-    found = ([], [], [])
+    found: tuple[list[_Message], list[_Message], list[_Message]] = ([], [], [])
     for message in messages:
         share = seen[message.holders] * _SAMPLE // max(totals[message.holders], 1)
         seen[message.holders] += message.bytes
@@ -275,8 +306,9 @@ def _samples(messages):
     return found
 
 
-def _batches(messages):
-    batch, size = [], 0
+def _batches(messages: Iterable[_Message]) -> Iterator[list[_Message]]:
+    batch: list[_Message] = []
+    size = 0
     for message in messages:
         batch.append(message)
         size += message.bytes

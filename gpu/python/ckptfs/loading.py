@@ -1,21 +1,47 @@
 """Tensors from a checkpoint to where they belong, with bounded host memory."""
 
-import collections
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast, overload
 
 import torch
 
 from ckptfs import group_loading, memory, native, pieces
 
+if TYPE_CHECKING:
+    import types
+
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Checkpoint", "Report", "TensorInfo", "load"]
+
 _log = logging.getLogger("ckptfs")
-Path = str | os.PathLike
-Tensors = dict[str, torch.Tensor]
-TensorInfo = collections.namedtuple("TensorInfo", "dtype shape bytes")
-Report = collections.namedtuple("Report", "bytes read direct straight through_mount checked")
+_Value = TypeVar("_Value", bound=pieces.State)
+
+
+class TensorInfo(NamedTuple):
+    """`shape` in elements; `bytes`: of all of them."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    bytes: int
+
+
+class Report(NamedTuple):
+    """What a load did, in bytes: asked for, read, of these past the page cache, of these straight to where they belong,
+    through the mount, and compared with a digest."""
+
+    bytes: int
+    read: int
+    direct: int
+    straight: int
+    through_mount: int
+    checked: int
 
 
 class Checkpoint:
@@ -31,13 +57,14 @@ class Checkpoint:
     request to it.
     """
 
-    def __init__(self, path: Path, names: str = "", *, timeout: float = 60.0):
+    def __init__(self, path: str | os.PathLike[str], names: Literal["", "saved"] = "", *, timeout: float = 60.0) -> None:
         self._open, self._process = contextlib.ExitStack(), os.getpid()
         self._stop = ctypes.c_ubyte()  # outlives the handle
-        self.handle = self._open.enter_context(native.checkpoint(path, names, timeout, self._stop))
+        self.handle: ctypes.c_void_p | None = self._open.enter_context(native.checkpoint(path, names, timeout, self._stop))
         self.path = path
         library = native.library()
-        self.tensors, self._numbers = {}, {}
+        self.tensors: dict[str, TensorInfo] = {}
+        self._numbers: dict[str, int] = {}
         for number in range(library.ckptfs_checkpoint_tensors(self.handle)):
             tensor = native.Tensor()
             native.call("ckptfs_checkpoint_tensor", self.handle, number, ctypes.byref(tensor))
@@ -45,21 +72,22 @@ class Checkpoint:
             self.tensors[name] = TensorInfo(memory.DTYPES[tensor.dtype.decode()], tuple(tensor.shape[:tensor.dimensions]),
                                             tensor.bytes)
             self._numbers[name] = number
-        self.problems = []
+        self.problems: list[str] = []
         while (problem := library.ckptfs_checkpoint_problem(self.handle, len(self.problems))) is not None:
             self.problems.append(problem.decode(errors="replace"))
 
-    def __enter__(self):
+    def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None,
+                 trace: types.TracebackType | None) -> None:
         self.close()
 
-    def close(self):
+    def close(self) -> None:
         self.handle = None
         self._open.close()
 
-    def load(self, into: "Tensors", *, stream: "torch.cuda.Stream | None" = None) -> "Report":
+    def load(self, into: Mapping[str, pieces.State], *, stream: torch.cuda.Stream | None = None) -> Report:
         """Fills the tensors of a dict, by name: of the same type and shape as the checkpoint's. Of a DTensor or a
         ckptfs.Slice this rank's own part is read, whatever layout saved it. Returns a Report."""
         holdings = pieces.holdings_of(into)
@@ -72,7 +100,8 @@ class Checkpoint:
             targets.finish()
         return report
 
-    def load_parts(self, targets, parts, stream=None):
+    def load_parts(self, targets: pieces.Targets, parts: Sequence[pieces.Part],
+                   stream: torch.cuda.Stream | None = None) -> Report:
         """Loads (index of the holding, begin, end in elements), to where `targets` (pieces.Targets) says."""
         boxes = []
         for index, begin, end in parts:
@@ -82,14 +111,16 @@ class Checkpoint:
         device = memory.device_of([targets.holdings[index].tensor for index, _, _ in parts])
         return self.load_boxes(boxes, device, stream)
 
-    def load_spans(self, spans, device, stream=None):
+    def load_spans(self, spans: Sequence[tuple[str, int, int, int]], device: str,
+                   stream: torch.cuda.Stream | None = None) -> Report:
         """As load(), of (name, offset in it, address, bytes): any part of any tensor, anywhere."""
         targets = (native.Target * len(spans))()
         for target, (name, offset, address, size) in zip(targets, spans, strict=True):
             target.tensor, target.offset, target.bytes, target.memory = self._numbers[name], offset, size, address
         return self._load("ckptfs_load", targets, device, stream)
 
-    def load_boxes(self, boxes, device, stream=None):
+    def load_boxes(self, boxes: Sequence[tuple[str, pieces.Shape, pieces.Shape, int, int, int]], device: str,
+                   stream: torch.cuda.Stream | None = None) -> Report:
         """As load(), of (name, offsets, sizes, begin, end, address): elements [begin, end) of any box of any tensor, in
         row-major order."""
         targets = (native.BoxTarget * len(boxes))()
@@ -99,7 +130,8 @@ class Checkpoint:
             target.offsets, target.sizes = numbers(*offsets), numbers(*sizes)
         return self._load("ckptfs_load_boxes", targets, device, stream)
 
-    def _load(self, function, targets, device, stream):
+    def _load(self, function: str, targets: ctypes.Array[native.Target] | ctypes.Array[native.BoxTarget], device: str,
+              stream: torch.cuda.Stream | None) -> Report:
         if self.handle is None:
             raise ValueError(f"{self.path}: the checkpoint is closed")
         if os.getpid() != self._process:  # the threads that fetch are the parent's
@@ -109,22 +141,23 @@ class Checkpoint:
                                   memory.stream_of(device, stream), ctypes.byref(report))
         return Report(*(getattr(report, name) for name in Report._fields))
 
-    def tell_loaded(self, slowest, host, seconds, stages):
+    def tell_loaded(self, slowest: int, host: str, seconds: float, stages: Mapping[str, float]) -> None:
         """Tells the mount how long the ranks of a group took to load: for its page and its metrics."""
-        told = (native.Stage * len(stages))(*((name.encode(), number) for name, number in stages.items()))
+        told = (native.Stage * len(stages))(*(native.Stage(name.encode(), number) for name, number in stages.items()))
         native.call("ckptfs_checkpoint_loaded", self.handle, slowest, host.encode(errors="replace"), seconds, told, len(told))
 
-    def make_tensors(self, names, device):
+    def make_tensors(self, names: Iterable[str] | None, device: str | torch.device) -> dict[str, torch.Tensor]:
         """Tensors for these, or all that can be read, with any content."""
         if names is None and self.problems:
             _log.warning("%s: %d parts of it cannot be read: %s", self.path, len(self.problems), self.problems[0])
-        wanted = self.tensors if names is None else {name: self.tensors.get(name) for name in names}
-        missing = [name for name, info in wanted.items() if info is None]
+        wanted = list(self.tensors if names is None else names)
+        missing = [name for name in wanted if name not in self.tensors]
         if missing:
             raise KeyError(f"{self.path} has no {missing[0]}")
-        return {name: torch.empty(info.shape, dtype=info.dtype, device=device) for name, info in wanted.items()}
+        return {name: torch.empty(info.shape, dtype=info.dtype, device=device)
+                for name, info in ((name, self.tensors[name]) for name in wanted)}
 
-    def check(self, holding):
+    def check(self, holding: pieces.Holding) -> None:
         """KeyError, ValueError: the checkpoint has not what is to be loaded."""
         if holding.name not in self.tensors:
             raise KeyError(f"{self.path} has no {holding.name}" + "".join(f"; {problem}" for problem in self.problems[:3]))
@@ -134,9 +167,24 @@ class Checkpoint:
                              f"{holding.shape}")
 
 
-def load(path: Path, into: "Tensors | torch.nn.Module | None" = None, *, device: "str | torch.device" = "cpu",
-         names: "Iterable[str] | None" = None, stream: "torch.cuda.Stream | None" = None,
-         group: "object | None" = None, mode: str = "auto", timeout: float = 60.0) -> "Tensors":
+@overload
+def load(path: str | os.PathLike[str], into: torch.nn.Module | None = None, *, device: str | torch.device = ...,
+         names: Iterable[str] | None = ..., stream: torch.cuda.Stream | None = ...,
+         group: ProcessGroup | Literal[True] | None = ..., mode: group_loading.Mode = ...,
+         timeout: float = ...) -> dict[str, torch.Tensor]: ...
+
+
+@overload
+def load(path: str | os.PathLike[str], into: Mapping[str, _Value], *, device: str | torch.device = ...,
+         names: Iterable[str] | None = ..., stream: torch.cuda.Stream | None = ...,
+         group: ProcessGroup | Literal[True] | None = ..., mode: group_loading.Mode = ...,
+         timeout: float = ...) -> Mapping[str, _Value]: ...
+
+
+def load(path: str | os.PathLike[str], into: Mapping[str, pieces.State] | torch.nn.Module | None = None, *,
+         device: str | torch.device = "cpu", names: Iterable[str] | None = None, stream: torch.cuda.Stream | None = None,
+         group: ProcessGroup | Literal[True] | None = None, mode: group_loading.Mode = "auto",
+         timeout: float = 60.0) -> Mapping[str, pieces.State]:
     """The tensors of a checkpoint, as a dict by name.
 
         tensors = ckptfs.load("/ckpt/steps/step_100", device="cuda")
@@ -154,12 +202,14 @@ def load(path: Path, into: "Tensors | torch.nn.Module | None" = None, *, device:
 
     `timeout`: seconds for each request to a remote, tries again included.
     """
-    def targets(checkpoint):
+    def targets(checkpoint: Checkpoint) -> Mapping[str, pieces.State]:
         if into is None:
             return checkpoint.make_tensors(names, device)
-        known = into
         if isinstance(into, torch.nn.Module):
-            known = {name: tensor.data for name, tensor in into.state_dict(keep_vars=True).items()}
+            known: Mapping[str, pieces.State] = {name: tensor.data for name, tensor in
+                                                 into.state_dict(keep_vars=True).items()}
+        else:
+            known = into
         return known if names is None else {name: known[name] for name in names}
 
     if group is not None:

@@ -1,7 +1,10 @@
 """What torch knows of tensors, as libckptfs wants it: types by their safetensors names, devices, streams."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
+from collections.abc import Iterable
 
 import torch
 
@@ -9,19 +12,18 @@ DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-    "U64": getattr(torch, "uint64", None), "U32": getattr(torch, "uint32", None), "U16": getattr(torch, "uint16", None),
-    "U8": torch.uint8, "BOOL": torch.bool, "C64": torch.complex64,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool, "C64": torch.complex64,
 }
-NAMES = {dtype: name for name, dtype in DTYPES.items() if dtype is not None}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def name_of(dtype):
+def name_of(dtype: torch.dtype) -> str:
     if dtype not in NAMES:
         raise TypeError(f"{dtype} has no name in safetensors")
     return NAMES[dtype]
 
 
-def device_of(tensors):
+def device_of(tensors: Iterable[torch.Tensor]) -> str:
     """The one whose ring moves these tensors: that of those that are not in host memory."""
     devices = {tensor.device for tensor in tensors} - {torch.device("cpu")}
     if not devices:
@@ -31,7 +33,7 @@ def device_of(tensors):
     return ring_of(devices.pop())
 
 
-def stream_of(device, stream=None):
+def stream_of(device: str, stream: torch.cuda.Stream | None = None) -> ctypes.c_void_p | None:
     """The native handle of a torch stream; the current one where none is given. Without a device nothing can be ordered
     behind the stream, so this waits for it."""
     if device == "twin":
@@ -41,24 +43,24 @@ def stream_of(device, stream=None):
     return ctypes.c_void_p((stream or torch.cuda.current_stream(torch.device(device))).cuda_stream)
 
 
-def on(stream=None):
+def on(stream: torch.cuda.Stream | None = None) -> contextlib.AbstractContextManager[object]:
     """What torch does within is on that stream: its copies, and the memory that it takes."""
     return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
-def ring_of(device):
+def ring_of(device: torch.device) -> str:
     """The ring that moves the memory of a torch device: the GPU's, where there is one, also moves host memory."""
     if device.type == "cuda":
         return f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
     return current()
 
 
-def current():
+def current() -> str:
     """The device of this process."""
     return f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "twin"
 
 
-def span(tensor):
+def span(tensor: torch.Tensor) -> tuple[int, int]:
     """(address, bytes) of a tensor whose elements lie in order."""
     if not tensor.is_contiguous():
         raise ValueError("its elements do not lie in order (it is not contiguous)")

@@ -1,19 +1,23 @@
 """Which paths lie on a ckptfs mount."""
 
+from __future__ import annotations
+
 import os
 import pathlib
 
-_known = {}  # st_dev -> is that a ckptfs mount?
+__all__ = ["holds", "is_ckptfs"]
+
+_known: dict[int, bool] = {}  # st_dev -> is that a ckptfs mount?
 
 
-def is_ckptfs(device):
-    """Any thread may ask."""
+def is_ckptfs(device: int) -> bool:
+    """Is the device, an st_dev, a ckptfs mount? Any thread may ask."""
     if device not in _known:
         _known[device] = _is_mounted(f"{os.major(device)}:{os.minor(device)}")
     return _known[device]
 
 
-def _is_mounted(device):
+def _is_mounted(device: str) -> bool:
     for line in pathlib.Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
         before, _, after = line.partition(" - ")
         if before.split(" ")[2] == device:
@@ -21,7 +25,7 @@ def _is_mounted(device):
     return False
 
 
-def holds(path):
+def holds(path: str | os.PathLike[str]) -> bool:
     """Does the path, or the folder where it would be made, lie on a ckptfs mount?"""
     path = pathlib.Path(path).absolute()
     there = next((place for place in (path, *path.parents) if place.exists()), None)

@@ -3,6 +3,8 @@
 Looked for in CKPTFS_LIBRARY, beside this file, where the loader looks, and in build/ of a checkout.
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import ctypes
@@ -10,7 +12,10 @@ import logging
 import os
 import pathlib
 import threading
+from collections.abc import Iterator
 from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_ubyte, c_uint32, c_uint64, c_void_p
+
+__all__ = ["configure", "library"]
 
 _log = logging.getLogger("ckptfs")
 _ABI = 6
@@ -61,7 +66,7 @@ class Planned(Structure):
 
 
 _LOG_FUNCTION = ctypes.CFUNCTYPE(None, c_int, c_char_p)
-_FUNCTIONS = {  # all that return an errno
+_FUNCTIONS: dict[str, tuple[type, ...]] = {  # all that return an errno
     "ckptfs_staging_open": (c_char_p, c_uint64, c_uint64, c_uint32, POINTER(c_void_p)),
     "ckptfs_memory_allocate": (c_void_p, c_uint64, POINTER(c_void_p)),
     "ckptfs_memory_free": (c_void_p, c_void_p),
@@ -87,7 +92,7 @@ _FUNCTIONS = {  # all that return an errno
     "ckptfs_boxes_of_range": (POINTER(c_uint64), POINTER(c_uint64), c_uint32, c_uint64, c_uint64, POINTER(c_uint64),
                               POINTER(c_uint64)),
 }
-_OTHERS = {
+_OTHERS: dict[str, tuple[type | None, ...]] = {
     "ckptfs_last_error": (c_char_p,),
     "ckptfs_set_log": (None, _LOG_FUNCTION),
     "ckptfs_staging_close": (None, c_void_p),
@@ -104,7 +109,7 @@ _OTHERS = {
 }
 
 
-def _candidates():
+def _candidates() -> list[str]:
     if "CKPTFS_LIBRARY" in os.environ:
         return [os.environ["CKPTFS_LIBRARY"]]
     here = pathlib.Path(__file__).resolve().parent
@@ -112,12 +117,14 @@ def _candidates():
     return [str(path) for path in near if path.exists()] + ["libckptfs.so"]
 
 
-@_LOG_FUNCTION
-def _write_line(level, line):
+def _write_line(level: int, line: bytes) -> None:
     _log.log((logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)[level], "%s", line.decode(errors="replace"))
 
 
-def _open_library():
+_write_line_of_c = _LOG_FUNCTION(_write_line)  # as long as the library may call it
+
+
+def _open_library() -> ctypes.CDLL:
     wrong = []
     for path in _candidates():
         try:
@@ -130,9 +137,9 @@ def _open_library():
             raise ImportError(f"{path} is of another version than this package (ABI {library.ckptfs_abi()}, not {_ABI})")
         for name, arguments in _FUNCTIONS.items():
             getattr(library, name).argtypes, getattr(library, name).restype = arguments, c_int
-        for name, (returned, *arguments) in _OTHERS.items():
-            getattr(library, name).argtypes, getattr(library, name).restype = arguments, returned
-        library.ckptfs_set_log(_write_line)
+        for name, (returned, *others) in _OTHERS.items():
+            getattr(library, name).argtypes, getattr(library, name).restype = others, returned
+        library.ckptfs_set_log(_write_line_of_c)
         # While the interpreter ends nobody takes a line.
         atexit.register(library.ckptfs_set_log, _LOG_FUNCTION())
         return library
@@ -141,11 +148,11 @@ def _open_library():
 
 
 _lock = threading.RLock()  # a destructor may come while this thread has it
-_library = None
-_rings = {}
+_library: ctypes.CDLL | None = None
+_rings: dict[str, c_void_p] = {}
 
 
-def _forget_in_child():
+def _forget_in_child() -> None:
     """A child of fork has neither the memory of the rings nor the threads of the library: it makes its own."""
     global _lock
     _lock = threading.RLock()
@@ -156,7 +163,8 @@ os.register_at_fork(after_in_child=_forget_in_child)
 _settings = {"ring": 0, "slot": 0, "lanes": 0}
 
 
-def library():
+def library() -> ctypes.CDLL:
+    """libckptfs, opened at the first call. ImportError: it is not found, or of another version."""
     global _library
     with _lock:
         if _library is None:
@@ -164,7 +172,7 @@ def library():
         return _library
 
 
-def call(name, *arguments):
+def call(name: str, *arguments: object) -> None:
     """A function that returns an errno."""
     known = library()
     number = getattr(known, name)(*arguments)
@@ -172,17 +180,18 @@ def call(name, *arguments):
         raise OSError(number, known.ckptfs_last_error().decode(errors="replace"))
 
 
-def call_until_stopped(stop, name, *arguments):
+def call_until_stopped(stop: c_ubyte, name: str, *arguments: object) -> None:
     """As call(), but Ctrl-C ends it where it waits for a remote: `stop` is a byte (c_ubyte) that the checkpoint was opened
     with. Python handles signals in its main thread only, and not during a call. So another thread makes the call."""
     if threading.current_thread() is not threading.main_thread():
         return call(name, *arguments)
-    outcome, interrupt = [], None
+    outcome: list[BaseException] = []
+    interrupt: BaseException | None = None
 
-    def make():
+    def make() -> None:
         try:
             call(name, *arguments)
-        except BaseException as problem:  # all of them: a thread's exceptions are nobody's
+        except BaseException as problem:  # noqa: BLE001 - a thread's exceptions are nobody's
             outcome.append(problem)
 
     thread = threading.Thread(target=make)
@@ -191,14 +200,14 @@ def call_until_stopped(stop, name, *arguments):
         try:
             thread.join()
             break
-        except BaseException as raised:  # by the handler of a signal
+        except BaseException as raised:  # noqa: BLE001 - by the handler of a signal
             stop.value, interrupt = 1, raised
     stop.value = 0
     if interrupt or outcome:
         raise interrupt or outcome[0]
 
 
-def configure(*, ring=256 << 20, slot=0, lanes=0):
+def configure(*, ring: int = 256 << 20, slot: int = 0, lanes: int = 0) -> None:
     """The pinned memory of each device's ring from now on, and how it is cut (0: as suits the device); before the first
     load or save."""
     with _lock:
@@ -207,7 +216,7 @@ def configure(*, ring=256 << 20, slot=0, lanes=0):
         _settings.update(ring=ring, slot=slot, lanes=lanes)
 
 
-def encoded(name):
+def encoded(name: str) -> bytes:
     """A tensor's name for the library."""
     try:
         if "\0" not in name:
@@ -217,7 +226,7 @@ def encoded(name):
     raise ValueError(f"{name!r}: no name for a tensor, since it is not Unicode without NUL")
 
 
-def ring(device):
+def ring(device: str) -> c_void_p:
     """The staging handle of a device ("cuda:0", "twin"), made at its first use and kept for the life of the process."""
     library()
     with _lock:
@@ -226,9 +235,9 @@ def ring(device):
         return _rings[device]
 
 
-def _open_ring(device, size, slot):
+def _open_ring(device: str, size: int, slot: int) -> c_void_p:
     handle = c_void_p()
-    known = _library
+    known = library()
     number = known.ckptfs_staging_open(device.encode(), size, slot, _settings["lanes"], byref(handle))
     if number:
         raise OSError(number, known.ckptfs_last_error().decode(errors="replace"))
@@ -238,19 +247,20 @@ def _open_ring(device, size, slot):
 class OwnRing:
     """A ring that has room for at least so many bytes; closed with its last user."""
 
-    def __init__(self, device, size):
+    def __init__(self, device: str, size: int) -> None:
         library()
         slot = _settings["slot"] or 8 << 20
         self.device, self.size, self._owner = device, -(-size // slot) * slot, os.getpid()
         self.handle = _open_ring(device, max(self.size, 2 * slot), slot)
 
-    def __del__(self):
+    def __del__(self) -> None:
         if getattr(self, "handle", None) and os.getpid() == self._owner:
             library().ckptfs_staging_close(self.handle)
 
 
 @contextlib.contextmanager
-def checkpoint(path, names="", timeout=60.0, stop=None):
+def checkpoint(path: str | os.PathLike[str], names: str = "", timeout: float = 60.0,
+               stop: c_ubyte | None = None) -> Iterator[c_void_p]:
     """The handle of an open checkpoint. `names`: "" for those of the views, "saved" for those of a DCP checkpoint.
     `timeout`: seconds for each request to a remote. `stop`: see call_until_stopped()."""
     handle, owner, stop = c_void_p(), os.getpid(), c_ubyte() if stop is None else stop

@@ -3,18 +3,25 @@
 Every rank makes the plan by itself, from the descriptions of all ranks. All make the same one (gpu/plan.h). No torch.
 """
 
+from __future__ import annotations
+
 import array
 import collections
 import ctypes
 import itertools
 import struct
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from ckptfs import native
 
 DIGEST = 32  # bytes
+Numbers = Sequence[int]
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, sizes
+_Kind = TypeVar("_Kind", native.Planned, ctypes.c_uint32)
 
 
-def describe(holdings) -> bytes:
+def describe(holdings: Iterable[tuple[str, str, Numbers, Numbers, Numbers]]) -> bytes:
     """What this rank holds, for all others: (name, dtype, shape of the whole, offsets, sizes) for each box that it has
     contiguously in memory, in row-major order. `dtype` is the name that safetensors uses. The same holdings, in the
     same order, give the same bytes."""
@@ -44,7 +51,7 @@ def digest(content: bytes) -> bytes:
     return found.raw
 
 
-def boxes_of_range(offsets, sizes, begin, end):
+def boxes_of_range(offsets: Numbers, sizes: Numbers, begin: int, end: int) -> list[Box]:
     """Boxes, (offsets, sizes) of each, that hold elements [begin, end) of a box. Each is contiguous in its memory."""
     dimensions = len(sizes)
     numbers, row = ctypes.c_uint64 * dimensions, 2 * dimensions
@@ -63,7 +70,7 @@ class Plan:
     `holders`: {number: ranks}, for those sets of ranks that are in `held`. `loads`: the bytes that each rank owns.
     """
 
-    def __init__(self, descriptions, hosts, rank, whole=True):
+    def __init__(self, descriptions: Sequence[bytes], hosts: Numbers, rank: int, whole: bool = True) -> None:
         """`hosts`: a number for the machine of each rank. `whole`: elements that no rank holds are an OSError (EINVAL),
         as in a save. So is, always, what the ranks do not agree about."""
         ranks = len(descriptions)
@@ -78,12 +85,12 @@ class Plan:
             self.held = _array(native.Planned, "ckptfs_plan_held", plan, rank)
             self.holders = {number: list(_array(ctypes.c_uint32, "ckptfs_plan_holders", plan, number))
                             for number in sorted({part.holders for part in self.held})}
-            self.loads = native.library().ckptfs_plan_loads(plan)[:ranks]
+            self.loads: list[int] = native.library().ckptfs_plan_loads(plan)[:ranks]
         finally:
             native.library().ckptfs_plan_close(plan)
 
 
-def _array(kind, function, plan, of):
+def _array(kind: type[_Kind], function: str, plan: ctypes.c_void_p, of: int) -> ctypes.Array[_Kind]:
     """A copy of the array that the function gives."""
     found, count = ctypes.POINTER(kind)(), ctypes.c_uint64()
     native.call(function, plan, of, ctypes.byref(found), ctypes.byref(count))
@@ -100,22 +107,24 @@ class PlanCache:
     the descriptions.
     """
 
-    def __init__(self, capacity=8):
+    def __init__(self, capacity: int = 8) -> None:
         if capacity < 1:
             raise ValueError("a cache of plans has room for one at least")
-        self._capacity, self._plans = capacity, collections.OrderedDict()
+        self._capacity = capacity
+        self._plans: collections.OrderedDict[bytes, Plan] = collections.OrderedDict()
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._plans)
 
-    def find(self, digests, hosts, rank, whole=True):
+    def find(self, digests: Sequence[bytes], hosts: Numbers, rank: int, whole: bool = True) -> Plan | None:
         """The plan for these descriptions, or None. `digests`: digest(description) of each rank."""
         key = _key(digests, hosts, rank, whole)
         if key in self._plans:
             self._plans.move_to_end(key)
         return self._plans.get(key)
 
-    def make(self, descriptions, digests, hosts, rank, whole=True):
+    def make(self, descriptions: Sequence[bytes], digests: Sequence[bytes], hosts: Numbers, rank: int,
+             whole: bool = True) -> Plan:
         """Makes the plan and keeps it. Fails if a description is not the one that its rank gave the digest of."""
         for number, (description, given) in enumerate(zip(descriptions, digests, strict=True)):
             if digest(description) != given:
@@ -129,7 +138,7 @@ class PlanCache:
         return plan
 
 
-def _key(digests, hosts, rank, whole):
+def _key(digests: Sequence[bytes], hosts: Numbers, rank: int, whole: bool) -> bytes:
     if any(len(one) != DIGEST for one in digests) or len(hosts) != len(digests):
         raise ValueError("each rank needs a digest of 32 bytes and a host")
     head = struct.pack("<IIB", len(digests), rank, bool(whole))

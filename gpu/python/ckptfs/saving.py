@@ -1,5 +1,7 @@
 """Steps of tensors, saved while the training goes on."""
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import functools
@@ -9,13 +11,25 @@ import threading
 import time
 import uuid
 import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 
 from ckptfs import memory, native, pieces
-from ckptfs.agreement import Agreement
+from ckptfs.agreement import Agreed, Agreement
 from ckptfs.group import LONG_SLEEP, Group, GroupError
 
+if TYPE_CHECKING:
+    import types
+
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Save", "Saver", "new_attempt"]
+
+_Places = Mapping[str, tuple[str, Sequence[int], Sequence[int]]]
+_AnySave = TypeVar("_AnySave", bound="Save")
 _log = logging.getLogger("ckptfs")
 
 
@@ -25,25 +39,22 @@ _SECONDS_TO_SEE = 30  # until a rank sees what other ranks have written
 _BESIDE_COPIES = 32 << 20  # bytes: of the header, and of slots that are not full
 
 
-def _distributed():
-    import torch.distributed as dist
-    return dist if dist.is_available() and dist.is_initialized() else None
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
 
 
-def _world(rank, world_size):
-    dist = _distributed()
+def _world(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if rank is None:
-        rank = dist.get_rank() if dist else 0
+        rank = dist.get_rank() if _is_distributed() else 0
     if world_size is None:
-        world_size = dist.get_world_size() if dist else 1
+        world_size = dist.get_world_size() if _is_distributed() else 1
     return rank, world_size
 
 
 def new_attempt(world_size: int = 1) -> str:
     """A word for one attempt to save a step, the same on all ranks; where there are several, all of them call this."""
     word = [uuid.uuid4().hex[:12]]
-    dist = _distributed()
-    if dist is not None and dist.get_world_size() > 1:
+    if _is_distributed() and dist.get_world_size() > 1:
         dist.broadcast_object_list(word, src=0)
     elif world_size > 1:
         raise ValueError("several ranks, and no torch.distributed to agree by: give all of them the same `attempt`")
@@ -59,29 +70,34 @@ class Save:
     lies in partial-ATTEMPT-TAG, is listed by `ckptfs ls`, and is rotation's (keep_partial). From one thread at a time.
     """
 
-    def __init__(self, series, tag, attempt, rank, world_size, *, device="twin", seal=True, ring=None,
-                 digests=False):
+    def __init__(self, series: str | os.PathLike[str], tag: str, attempt: str, rank: int, world_size: int, *,
+                 device: str = "twin", seal: bool = True, ring: native.OwnRing | None = None, digests: bool = False) -> None:
         self.tag, self.attempt, self.seal, self.device = tag, attempt, seal, device
         self.committed = False
-        self._handle, self._owner = ctypes.c_void_p(), os.getpid()
-        self._held, self._ring = [], ring  # tensors that are being copied, and where to; None: the process's ring
-        self._thread, self._failure, self._finished = None, None, False
+        self._handle: ctypes.c_void_p | None = ctypes.c_void_p()
+        self._owner = os.getpid()
+        self._held: list[object] = []  # what is being copied
+        self._ring = ring  # where to; None: the process's ring
+        self._thread: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._finished = False
         handle = native.ring(device) if ring is None else ring.handle
         native.call("ckptfs_save_begin", handle, os.fsencode(series), tag.encode(), attempt.encode(), rank,
                     world_size, ctypes.byref(self._handle))
         self._call("ckptfs_save_digests", int(digests))
         self.folder = os.fsdecode(native.library().ckptfs_save_folder(self._handle))
 
-    def __enter__(self):
+    def __enter__(self: _AnySave) -> _AnySave:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None,
+                 trace: types.TracebackType | None) -> None:
         self.close()
 
-    def __del__(self):
+    def __del__(self) -> None:
         self.close()
 
-    def close(self):
+    def close(self) -> None:
         """Waits for what is under way. A step that was not committed stays as it is."""
         if os.getpid() != getattr(self, "_owner", None):  # a child of fork: its parent's, and its parent's thread
             return
@@ -90,16 +106,17 @@ class Save:
             handle, self._handle = self._handle, None
             native.library().ckptfs_save_close(handle)
 
-    def _join(self):
+    def _join(self) -> None:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _call(self, name, *arguments):
+    def _call(self, name: str, *arguments: object) -> None:
         if not self._handle:
             raise ValueError(f"the save of {self.tag} is closed")
         native.call(name, self._handle, *arguments)
 
-    def add_tensors(self, name, tensors, stream=None, places=None):
+    def add_tensors(self, name: str, tensors: Mapping[str, torch.Tensor], stream: torch.cuda.Stream | None = None,
+                    places: _Places | None = None) -> None:
         """Begins to save a dict of tensors as the safetensors file `name`. `places`: (name, shape, offsets) of the whole
         tensor, by the keys of those that are pieces of one."""
         self._check_device(tensors.values())
@@ -118,12 +135,13 @@ class Save:
         self._held.append(held)
         self._call("ckptfs_save_tensors", name.encode(), saved, len(held), memory.stream_of(self.device, stream))
 
-    def _check_device(self, tensors):
+    def _check_device(self, tensors: Iterable[torch.Tensor]) -> None:
         device = memory.device_of(tensors)
         if device not in ("twin", self.device):
             raise ValueError(f"tensors of {device}, and the save is for those of {self.device}")
 
-    def add_file(self, name, size, parts, stream=None, keep=None):
+    def add_file(self, name: str, size: int, parts: Sequence[tuple[int, int, int]],
+                 stream: torch.cuda.Stream | None = None, keep: object = None) -> None:
         """Begins to save a file of `size` bytes made of (address, bytes, offset); `keep` owns that memory."""
         native_parts = (native.Part * len(parts))()
         for part, (address, length, offset) in zip(native_parts, parts, strict=True):
@@ -132,16 +150,16 @@ class Save:
         self._call("ckptfs_save_file", name.encode(), size, native_parts, len(parts),
                    memory.stream_of(self.device, stream))
 
-    def add_bytes(self, name, content):
+    def add_bytes(self, name: str, content: bytes) -> None:
         """Begins to save a small file."""
         buffer = ctypes.create_string_buffer(content, len(content))
         self.add_file(name, len(content), [(ctypes.addressof(buffer), len(content), 0)], keep=buffer)
 
-    def note(self, stage, seconds):
+    def note(self, stage: str, seconds: float) -> None:
         """Adds to a stage of the step's timing (`ckptfs show STEP --timing`), before wait_durable()."""
         self._call("ckptfs_save_note", stage.encode(), seconds)
 
-    def _fail(self, problem):
+    def _fail(self, problem: object) -> None:
         """Called once this rank's part cannot be saved any more."""
 
     def wait_copied(self) -> None:
@@ -160,7 +178,7 @@ class Save:
         self.committed = bool(committed.value)
         return self.committed
 
-    def finish_behind(self, then=None, before=None):
+    def finish_behind(self, then: Callable[[], object] | None = None, before: Callable[[], object] | None = None) -> None:
         """wait_durable() and commit() on a thread; there `before` is called first, and `then` once this rank has seen the
         step."""
         self.wait_copied()
@@ -173,7 +191,7 @@ class Save:
         else:
             self._thread = thread
 
-    def _finish(self, before, then):
+    def _finish(self, before: Callable[[], object] | None, then: Callable[[], object] | None) -> None:
         try:
             if before is not None:
                 before()
@@ -199,20 +217,20 @@ class Save:
         return self.committed
 
 
-def _durable(attempt):
+def _durable(attempt: str) -> str:
     """The key by which the ranks of a group count who is durable; and those of what they tell each other."""
     return f"{attempt}/durable"
 
 
-def _failed(attempt):
+def _failed(attempt: str) -> str:
     return f"{attempt}/failed"
 
 
-def _committed(attempt):
+def _committed(attempt: str) -> str:
     return f"{attempt}/committed"
 
 
-def _left(attempt):
+def _left(attempt: str) -> str:
     return f"{attempt}/left"
 
 
@@ -222,11 +240,11 @@ class _GroupSave(Save):
     commit() and wait() raise GroupError, on every rank, if a rank failed, ended, or closed its save too early.
     """
 
-    def __init__(self, group, *arguments, **named):
+    def __init__(self, group: Group, *arguments: Any, **named: Any) -> None:
         self._group, self._told, self._left = group, False, False
         super().__init__(*arguments, **named)
 
-    def close(self):
+    def close(self) -> None:
         if getattr(self, "_handle", None) and os.getpid() == getattr(self, "_owner", None):
             self._join()
             if not self.committed and not self._told:
@@ -235,20 +253,20 @@ class _GroupSave(Save):
             self._leave()
         super().close()
 
-    def wait_copied(self):
+    def wait_copied(self) -> None:
         self._try(super().wait_copied)
 
-    def wait_durable(self):
+    def wait_durable(self) -> None:
         self._try(super().wait_durable)
 
-    def _try(self, function):
+    def _try(self, function: Callable[[], object]) -> None:
         try:
             function()
         except Exception as problem:
             self._fail(problem)
             raise
 
-    def commit(self):
+    def commit(self) -> bool:
         if self.committed:
             return True
         if self._told:
@@ -260,7 +278,7 @@ class _GroupSave(Save):
         self._leave()
         return True
 
-    def _commit_together(self):
+    def _commit_together(self) -> None:
         last = self._group.count(_durable(self.attempt)) == self._group.size
         self._check_others()
         if not last:
@@ -273,13 +291,13 @@ class _GroupSave(Save):
                                  f"in {self.folder}; do all ranks see one folder?")
             time.sleep(LONG_SLEEP)
 
-    def _check_others(self):
+    def _check_others(self) -> None:
         failed = self._group.told(_failed(self.attempt))
         if failed:
             raise GroupError(f"the step {self.tag} was not saved: {failed}")
 
-    def _wait_for_others(self):
-        def is_decided():
+    def _wait_for_others(self) -> None:
+        def is_decided() -> str | None:
             self._check_others()
             return self._group.told(_committed(self.attempt))
 
@@ -290,13 +308,13 @@ class _GroupSave(Save):
                 return
             raise
 
-    def _failed_elsewhere(self):
+    def _failed_elsewhere(self) -> str | None:
         try:
             return self._group.told(_failed(self.attempt))
         except GroupError:  # who could tell is gone
             return None
 
-    def _leave(self):
+    def _leave(self) -> None:
         """This rank asks no more. The last one removes what the ranks told each other of this save."""
         if self._left:
             return
@@ -305,7 +323,7 @@ class _GroupSave(Save):
             if self._group.count(_left(self.attempt)) == self._group.size:
                 self._group.forget([key(self.attempt) for key in (_durable, _failed, _committed, _left)])
 
-    def _fail(self, problem):
+    def _fail(self, problem: object) -> None:
         """Tells the other ranks, once, that this one will not become durable."""
         if self.committed or self._told:
             return
@@ -334,11 +352,12 @@ class Saver:
     `digests`: the step keeps a digest of each MiB of its files, and ckptfs.load() checks what it reads.
     """
 
-    def __init__(self, series: "str | os.PathLike", *, group: "object | None" = None, rank: "int | None" = None,
-                 world_size: "int | None" = None, seal: bool = True, copies: bool = False,
-                 digests: bool = False):
+    def __init__(self, series: str | os.PathLike[str], *, group: ProcessGroup | Literal[True] | None = None,
+                 rank: int | None = None, world_size: int | None = None, seal: bool = True, copies: bool = False,
+                 digests: bool = False) -> None:
         self.series, self.seal, self._digests = os.fspath(series), seal, digests
-        self._copies, self._ring = copies, None
+        self._copies = copies
+        self._ring: native.OwnRing | None = None
         self._group = None if group is None else Group(None if group is True else group)
         if self._group is None:
             self.rank, self.world_size = _world(rank, world_size)
@@ -346,7 +365,8 @@ class Saver:
         if rank is not None or world_size is not None:
             raise ValueError("the group tells rank and world_size")
         self.rank, self.world_size = self._group.rank, self._group.size
-        self._agreement, self._saves = Agreement(self._group, "steps", whole=True), weakref.WeakSet()
+        self._agreement = Agreement(self._group, "steps", whole=True)
+        self._saves: weakref.WeakSet[_GroupSave] = weakref.WeakSet()
 
     def close(self) -> None:
         """Ends a group's Saver, once what its saves do behind is done: the other ranks no longer wait for this one."""
@@ -355,53 +375,57 @@ class Saver:
                 save._join()
             self._group.close()
 
-    def save(self, tag: str, tensors: "dict[str, torch.Tensor]", *, attempt: "str | None" = None,
-             stream: "torch.cuda.Stream | None" = None) -> "Save":
+    def save(self, tag: str, tensors: Mapping[str, pieces.State], *, attempt: str | None = None,
+             stream: torch.cuda.Stream | None = None) -> Save:
         """Begins it, and returns a Save. `attempt`: where no torch.distributed finds one that all ranks know."""
         if self._group is not None:
-            return self._save_together(str(tag), tensors, stream)
+            return self._save_together(self._group, str(tag), tensors, stream)
         if attempt is None:
             attempt = new_attempt(self.world_size)
-        save = self._begin(Save, str(tag), attempt, tensors)
-        return self._begun(save, tensors, stream)
+        plain = cast(Mapping[str, torch.Tensor], tensors)  # what is none fails here
+        save = self._begin(Save, str(tag), attempt, plain)
+        return self._begun(save, plain, stream)
 
-    def _save_together(self, tag, state, stream):
-        holdings = []
+    def _save_together(self, group: Group, tag: str, state: pieces.State, stream: torch.cuda.Stream | None) -> Save:
+        holdings: list[pieces.Holding] = []
 
-        def describe():
+        def describe() -> list[pieces.Holding]:
             holdings.extend(pieces.holdings_of(state))
             return holdings
 
         agreed = self._agreement.agree(tag, describe)
         try:
-            return self._save_planned(tag, holdings, agreed, stream)
+            return self._save_planned(group, tag, holdings, agreed, stream)
         except BaseException as problem:
             with contextlib.suppress(GroupError):
-                self._group.tell(_failed(agreed.attempt), f"rank {self.rank}: {str(problem) or type(problem).__name__}")
+                group.tell(_failed(agreed.attempt), f"rank {self.rank}: {str(problem) or type(problem).__name__}")
             raise
 
-    def _save_planned(self, tag, holdings, agreed, stream):
+    def _save_planned(self, group: Group, tag: str, holdings: list[pieces.Holding], agreed: Agreed,
+                      stream: torch.cuda.Stream | None) -> Save:
         with memory.on(stream):
             tensors, places = pieces.to_write(holdings, agreed.plan.owned)
-        save = self._begin(functools.partial(_GroupSave, self._group), tag, agreed.attempt, tensors)
+        save = self._begin(functools.partial(_GroupSave, group), tag, agreed.attempt, tensors)
         self._saves.add(save)
         for stage, seconds in agreed.seconds.items():
             save.note(stage, seconds)
         return self._begun(save, tensors, stream, places)
 
-    def _begin(self, make, tag, attempt, tensors):
+    def _begin(self, make: Callable[..., _AnySave], tag: str, attempt: str,
+               tensors: Mapping[str, torch.Tensor]) -> _AnySave:
         device = memory.device_of(tensors.values())
         return make(self.series, tag, attempt, self.rank, self.world_size, device=device, seal=self.seal,
                     digests=self._digests, ring=self._room_for(tensors, device) if self._copies else None)
 
-    def _room_for(self, tensors, device):
+    def _room_for(self, tensors: Mapping[str, torch.Tensor], device: str) -> native.OwnRing:
         """A ring that holds a copy of all of them. The one before is closed with the last save that uses it."""
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) + _BESIDE_COPIES
         if self._ring is None or self._ring.size < size or self._ring.device != device:
             self._ring = native.OwnRing(device, size)
         return self._ring
 
-    def _begun(self, save, tensors, stream, places=None):
+    def _begun(self, save: Save, tensors: Mapping[str, torch.Tensor], stream: torch.cuda.Stream | None,
+               places: _Places | None = None) -> Save:
         try:
             save.add_tensors(f"rank{self.rank:02d}.safetensors", tensors, stream, places)
         except BaseException as problem:

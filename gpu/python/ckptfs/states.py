@@ -1,9 +1,14 @@
 """What DeepSpeed's *_states.pt files hold beside tensors, read without running anything of theirs."""
 
+from __future__ import annotations
+
+import os
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 
-def classes():
+def classes() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
     """What DeepSpeed leaves in its files as objects."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -11,7 +16,7 @@ def classes():
     return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
 
 
-def load(path):
+def load(path: str | os.PathLike[str]) -> Any:
     """The file's object, its tensors mapped: pipelined runs leave gigabytes of recycled buffers in it, which nobody needs.
 
     Made are tensors, plain values, `classes()` and what torch.serialization.add_safe_globals was told; anything else is

@@ -7,7 +7,7 @@ import sys
 _HERE = pathlib.Path(__file__).resolve().parent
 
 
-def _import_patch():
+def _import_patch() -> None:
     """The folder of our package is the last place where it is looked for, and only this once."""
     before = sys.path[:]
     sys.path.append(str(_HERE.parent.parent))
@@ -17,7 +17,7 @@ def _import_patch():
         sys.path[:] = before
 
 
-def _import_the_other():
+def _import_the_other() -> None:
     here = [place for place in sys.path if place and pathlib.Path(place).resolve() == _HERE]
     for place in here:
         sys.path.remove(place)

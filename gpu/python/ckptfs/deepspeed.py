@@ -15,6 +15,8 @@ What this knows of DeepSpeed's inside is in `_check_inside`. A load by another v
 by name, and nothing is changed. CKPTFS_DEEPSPEED=VERSION in the environment tries one more version.
 """
 
+from __future__ import annotations
+
 import contextlib
 import contextvars
 import copy
@@ -26,20 +28,34 @@ import mmap
 import os
 import pathlib
 import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ckptfs import durable, states
 
+if TYPE_CHECKING:
+    import types
+
+    from deepspeed import DeepSpeedEngine
+
+    from ckptfs.checkpoint_engine import CheckpointEngine
+
+__all__ = ["Alignment", "CheckpointEngine", "NotSupported", "check", "latest_of", "load_checkpoint", "save_checkpoint"]
+
+# The path that was loaded, and the client's state; two times None, if there was nothing to load.
+Loaded: TypeAlias = "tuple[str | None, dict[str, Any] | None]"
 _log = logging.getLogger("ckptfs")
 
 TESTED = ("0.19.8",)
 IDS = "ckptfs.ds_ids.json"  # in the step: name -> ds_id, for the views
 
 
-def __getattr__(name):
-    if name == "CheckpointEngine":  # its base is DeepSpeed's, which takes long to import
-        from ckptfs.checkpoint_engine import CheckpointEngine
-        return CheckpointEngine
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # its base is DeepSpeed's, which takes long to import
+    def __getattr__(name):
+        if name == "CheckpointEngine":
+            from ckptfs.checkpoint_engine import CheckpointEngine
+            return CheckpointEngine
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class NotSupported(RuntimeError):
@@ -57,7 +73,7 @@ class Alignment:
     safe: bool
     reason: str
 
-    def raise_if_unsafe(self):
+    def raise_if_unsafe(self) -> None:
         if not self.safe:
             raise RuntimeError(f"{self.path}: {self.reason}")
 
@@ -67,7 +83,7 @@ _MEMORY = (4, 64, 508)  # offsets of gradients in DeepSpeed's buffers are multip
 _OFFSET = 1024  # of its files and lengths
 
 
-def check(path):
+def check(path: str | os.PathLike[str]) -> Alignment:
     """Makes the requests that DeepSpeed would make, on a file of its own below `path` (a folder); an Alignment."""
     path = os.fspath(path)
     with tempfile.NamedTemporaryFile(dir=path, prefix=".ckptfs-check-") as file, mmap.mmap(-1, 3 * _BLOCK) as memory:
@@ -77,14 +93,14 @@ def check(path):
         try:
             direct = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
         except OSError as problem:
-            return Alignment(path, False, f"O_DIRECT is refused ({os.strerror(problem.errno)})")
+            return Alignment(path, False, f"O_DIRECT is refused ({problem.strerror})")
         try:
             return _check_reads(path, direct, memory, data)
         finally:
             os.close(direct)
 
 
-def _check_reads(path, direct, memory, data):
+def _check_reads(path: str, direct: int, memory: mmap.mmap, data: bytes) -> Alignment:
     for shift, offset, size in [(shift, 0, _BLOCK) for shift in _MEMORY] + [(0, _OFFSET, _OFFSET)]:
         what = f"O_DIRECT into memory {shift} bytes off" if shift else f"O_DIRECT of {size} bytes at {offset}"
         with memoryview(memory) as whole, whole[shift : shift + size] as buffer:
@@ -106,13 +122,13 @@ def _check_reads(path, direct, memory, data):
 _calling = contextvars.ContextVar("ckptfs.deepspeed calls DeepSpeed's own function", default=False)
 
 
-def is_own_call():
+def is_own_call() -> bool:
     """Does ckptfs.deepspeed itself call DeepSpeed's function? Then ckptfs.patch leaves the call alone."""
     return _calling.get()
 
 
 @contextlib.contextmanager
-def _own_call():
+def _own_call() -> Iterator[None]:
     token = _calling.set(True)
     try:
         yield
@@ -123,7 +139,8 @@ def _own_call():
 # --- saving
 
 
-def save_checkpoint(engine, save_dir, tag=None, client_state=None, save_latest=True, **options):
+def save_checkpoint(engine: DeepSpeedEngine, save_dir: str | os.PathLike[str], tag: str | None = None,
+                    client_state: Mapping[str, object] | None = None, save_latest: bool = True, **options: Any) -> bool:
     """engine.save_checkpoint; leaves the names of DeepSpeed's ids with the step; `latest` once all of it is durable.
 
     Where a rank fails, every rank raises, and `latest` stays what it was. With ckptfs.deepspeed.CheckpointEngine that is
@@ -132,7 +149,8 @@ def save_checkpoint(engine, save_dir, tag=None, client_state=None, save_latest=T
     return save_by(engine.save_checkpoint, engine, save_dir, tag, client_state, save_latest, **options)
 
 
-def save_by(plain, engine, save_dir, tag=None, client_state=None, save_latest=True, **options):
+def save_by(plain: Callable[..., bool], engine: DeepSpeedEngine, save_dir: str | os.PathLike[str], tag: str | None = None,
+            client_state: Mapping[str, object] | None = None, save_latest: bool = True, **options: Any) -> bool:
     """save_checkpoint, where `plain` is DeepSpeed's own, bound to the engine."""
     writer = getattr(engine, "checkpoint_engine", None)
     if getattr(writer, "is_ckptfs", False):
@@ -156,18 +174,18 @@ def save_by(plain, engine, save_dir, tag=None, client_state=None, save_latest=Tr
     return saved
 
 
-def saves_later(engine):
+def saves_later(engine: DeepSpeedEngine) -> bool:
     """Does its checkpoint engine write after save_checkpoint has returned?"""
     writer = getattr(engine, "checkpoint_engine", None)
-    return hasattr(writer, "is_decoupled") and writer.is_decoupled()
+    return writer is not None and hasattr(writer, "is_decoupled") and bool(writer.is_decoupled())
 
 
-def ids_of(engine):
+def ids_of(engine: DeepSpeedEngine) -> dict[str, int]:
     """name -> ds_id, of ZeRO-3's parameters."""
     return {name: parameter.ds_id for name, parameter in engine.module.named_parameters() if hasattr(parameter, "ds_id")}
 
 
-def _share(engine):
+def _share(engine: DeepSpeedEngine) -> tuple[int, int]:
     """This rank's number and how many there are, of those that see the same files."""
     if engine.use_node_local_storage():
         return engine.local_rank, int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_SIZE", "1")))
@@ -178,13 +196,14 @@ def _share(engine):
 class _Together:
     """What every rank does: where it fails on one, it fails on all, and none waits for ever for another."""
 
-    def __init__(self, what):
+    def __init__(self, what: str) -> None:
         self.what = what
 
-    def __enter__(self):
+    def __enter__(self) -> _Together:
         return self
 
-    def __exit__(self, kind, problem, _trace):
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None,
+                 _trace: types.TracebackType | None) -> Literal[False]:
         import torch
         from deepspeed import comm as dist
         if problem is not None and not isinstance(problem, Exception):
@@ -196,15 +215,16 @@ class _Together:
         return False
 
 
-def _device():
+def _device() -> str:
     from deepspeed.accelerator import get_accelerator
-    return get_accelerator().current_device_name()
+    return str(get_accelerator().current_device_name())
 
 
 # --- loading
 
 
-def load_checkpoint(engine, load_dir, tag=None, **options):
+def load_checkpoint(engine: DeepSpeedEngine, load_dir: str | os.PathLike[str], tag: str | None = None,
+                    **options: Any) -> Loaded:
     """engine.load_checkpoint, and what it leaves out. Before the first step of the process, or after any.
 
     Raises NotSupported, on every rank (on those that are not to blame RuntimeError), before anything is changed: for a
@@ -213,10 +233,11 @@ def load_checkpoint(engine, load_dir, tag=None, **options):
     return load_by(engine.load_checkpoint, engine, load_dir, tag, **options)
 
 
-def load_by(plain, engine, load_dir, tag=None, **options):
+def load_by(plain: Callable[..., Loaded], engine: DeepSpeedEngine, load_dir: str | os.PathLike[str],
+            tag: str | None = None, **options: Any) -> Loaded:
     """load_checkpoint, where `plain` is DeepSpeed's own, bound to the engine."""
     optimizer, reader = engine.optimizer, getattr(engine, "checkpoint_engine", None)
-    if getattr(reader, "is_ckptfs", False):
+    if reader is not None and getattr(reader, "is_ckptfs", False):
         reader.wait()  # what was saved last is there, and `latest`
     if not getattr(optimizer, "swap_optimizer", False):
         return plain(load_dir, tag, **options)
@@ -233,7 +254,7 @@ def load_by(plain, engine, load_dir, tag=None, **options):
     return result
 
 
-def latest_of(folder):
+def latest_of(folder: str | os.PathLike[str]) -> str:
     """The tag that `latest` names. DeepSpeed empties the file before it writes the tag, and may be killed between."""
     path = pathlib.Path(folder) / "latest"
     tag = path.read_text(encoding="utf-8").strip()
@@ -243,13 +264,13 @@ def latest_of(folder):
     return tag
 
 
-def _require(condition, what):
+def _require(condition: object, what: str) -> None:
     if not condition:
         import deepspeed
         raise NotSupported(f"DeepSpeed {deepspeed.__version__}: {what} (known: {', '.join(TESTED)}); nothing was changed")
 
 
-def is_known_version():
+def is_known_version() -> bool:
     import deepspeed
     return deepspeed.__version__ in (*TESTED, os.environ.get("CKPTFS_DEEPSPEED"))
 
@@ -267,7 +288,7 @@ _INSIDE = {
 _INSIDE_INFO = ("has_state_tensors", "add_state_tensors", "get_swap_paths", "numel")
 
 
-def _check_inside(engine, options):
+def _check_inside(engine: DeepSpeedEngine, options: Mapping[str, Any]) -> None:
     import deepspeed
     _require(is_known_version(), "ckptfs.deepspeed does not know this version. Install one that it knows, or try this one "
                                  f"with CKPTFS_DEEPSPEED={deepspeed.__version__} in the environment")
@@ -296,7 +317,7 @@ def _check_inside(engine, options):
 class _Saved:
     """What a rank's optim_states.pt holds beside the master weights, matched with the optimizer as it is now."""
 
-    def __init__(self, engine, load_dir, tag):
+    def __init__(self, engine: DeepSpeedEngine, load_dir: str | os.PathLike[str], tag: str) -> None:
         self.engine, self.optimizer = engine, engine.optimizer
         self.swapper, self.adam = self.optimizer.optimizer_swapper, self.optimizer.optimizer
         self.flat = self.optimizer.fp32_partitioned_groups_flat
@@ -309,7 +330,7 @@ class _Saved:
                         if self.optimizer._swappable_optimizer_subgroup(index)}
         self._check_files()
 
-    def _check_same_model(self):
+    def _check_same_model(self) -> None:
         _require(self.saved["partition_count"] == self.optimizer.partition_count,
                  f"the checkpoint is of {self.saved['partition_count']} ranks, this run of "
                  f"{self.optimizer.partition_count}")
@@ -320,9 +341,10 @@ class _Saved:
         groups = self.saved["optimizer_state_dict"]["param_groups"]
         _require(len(groups) == len(self.adam.param_groups), "the checkpoint has other groups of parameters")
 
-    def _match_states(self):
+    def _match_states(self) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
         """For each sub-group its saved state and its saved group of hyperparameters."""
-        saved, found = self.saved["optimizer_state_dict"], {}
+        saved = self.saved["optimizer_state_dict"]
+        found: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
         self.optimizer._set_fp32_optimizer_param_groups()
         try:
             for live, theirs in zip(self.adam.param_groups, saved["param_groups"], strict=True):
@@ -333,17 +355,17 @@ class _Saved:
             self.optimizer._clear_fp32_optimizer_param_groups()
         return found
 
-    def _state(self, index):
+    def _state(self, index: int) -> dict[str, Any]:
         return self.states[id(self.flat[index])][0]
 
-    def _swapped_names(self, index):
+    def _swapped_names(self, index: int) -> list[str]:
         import torch
         return [name for name, value in self._state(index).items() if torch.is_tensor(value) and value.dim() > 0]
 
-    def _files(self, index):
+    def _files(self, index: int) -> list[str]:
         return [self.flat[index].ds_id] + [f"{name}-{self.flat[index].ds_id}" for name in self.swapped[index]]
 
-    def _check_files(self):
+    def _check_files(self) -> None:
         for index, group in enumerate(self.flat):
             if index not in self.swapped:
                 same = self.saved["fp32_flat_groups"][index].numel() == group.numel()
@@ -355,7 +377,7 @@ class _Saved:
                 path = self.folder / f"{name}.tensor.swp"
                 _require(path.exists() and path.stat().st_size >= needed, f"{path} is missing or shorter than {needed}")
 
-    def restore(self, with_scheduler):
+    def restore(self, with_scheduler: bool) -> None:
         import torch
         with torch.no_grad():
             self.optimizer.checkpoint_event_prologue()
@@ -368,7 +390,7 @@ class _Saved:
             self._restore_powers()
             self.optimizer.checkpoint_event_epilogue()  # by every rank: it gathers
 
-    def _restore_swapped(self, index):
+    def _restore_swapped(self, index: int) -> None:
         """The copied files are read at the next step, if the swapper knows that there is a state; memory is not needed."""
         import torch
         group, state, names = self.flat[index], self._state(index), self.swapped[index]
@@ -377,7 +399,7 @@ class _Saved:
             self.adam.state[group].update({key: copy.deepcopy(value) for key, value in state.items()
                                            if key not in names})
         elif state:
-            live = {}
+            live: dict[str, Any] = {}
             for key, value in state.items():
                 live[key] = torch.empty(0, dtype=self.swapper.dtype) if key in names else copy.deepcopy(value)
                 if key in names:
@@ -389,7 +411,7 @@ class _Saved:
             raise RuntimeError(f"sub-group {group.ds_id} is swapped to {info.get_swap_paths()} instead of {wanted}: do not "
                                "go on with this engine")
 
-    def _restore_small(self, index):
+    def _restore_small(self, index: int) -> None:
         import torch
         group, state = self.flat[index], self._state(index)
         group.data.copy_(self.saved["fp32_flat_groups"][index].data)
@@ -400,7 +422,7 @@ class _Saved:
             self.adam.state.pop(group, None)
         self.optimizer._reassign_or_swap_out_partitioned_parameters(index)  # and the 16-bit parameters from it
 
-    def _restore_settings(self, with_scheduler):
+    def _restore_settings(self, with_scheduler: bool) -> None:
         for live, theirs in zip(self.adam.param_groups, self.saved["optimizer_state_dict"]["param_groups"], strict=True):
             live.update({key: copy.deepcopy(value) for key, value in theirs.items() if key != "params"})
         self.optimizer.loss_scaler = self.saved["loss_scaler"]
@@ -410,19 +432,19 @@ class _Saved:
         if with_scheduler and getattr(scheduler, "_last_lr", None) is not None:
             scheduler._last_lr = [group["lr"] for group in self.adam.param_groups]
 
-    def _restore_powers(self):
+    def _restore_powers(self) -> None:
         """CPUAdam multiplies beta up step by step, in float; after a jump it takes the power, which differs in the last
         bit. So it is walked through the steps, with tensors of no elements."""
         import torch
         if type(self.adam).__name__ != "DeepSpeedCPUAdam" or getattr(self.engine.lr_scheduler, "cycle_momentum", False):
             return
-        steps = [(int(state["step"]), group["betas"]) for state, group in map(self.states.get, map(id, self.flat))
-                 if "step" in state]
+        matched = (self.states[id(group)] for group in self.flat)
+        steps = [(int(state["step"]), settings["betas"]) for state, settings in matched if "step" in state]
         if not steps:
             return
         nothing = torch.empty(0)
 
-        def tick(step, betas):
+        def tick(step: int, betas: tuple[float, float]) -> None:
             self.adam.ds_opt_adam.adam_update(self.adam.opt_id, step, 0.0, betas[0], betas[1], 1e-8, 0.0, True, nothing,
                                               nothing, nothing, nothing)
 

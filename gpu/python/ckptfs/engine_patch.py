@@ -5,22 +5,31 @@ the engine's optimizer is on NVMe, and both its swap files and the checkpoint ar
 other engine gets DeepSpeed's own.
 """
 
+from __future__ import annotations
+
 import functools
 import inspect
 import logging
 import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import ckptfs.deepspeed
 from ckptfs import mounts
 
+if TYPE_CHECKING:
+    from deepspeed import DeepSpeedEngine
+
 _log = logging.getLogger("ckptfs")
-_told = set()
+_told: set[str] = set()
 
 
-def install(engine_class):
+def install(engine_class: type[DeepSpeedEngine] | None) -> None:
     """Replaces both functions of the class; a second time it changes nothing."""
-    for name, takes_over, by in (("load_checkpoint", _takes_over_load, ckptfs.deepspeed.load_by),
-                                 ("save_checkpoint", _takes_over_save, ckptfs.deepspeed.save_by)):
+    replaced: tuple[tuple[str, Callable[..., bool], Callable[..., object]], ...] = (
+        ("load_checkpoint", _takes_over_load, ckptfs.deepspeed.load_by),
+        ("save_checkpoint", _takes_over_save, ckptfs.deepspeed.save_by))
+    for name, takes_over, by in replaced:
         plain = getattr(engine_class, name, None)
         if plain is None:
             _tell(f"DeepSpeed's engine has no {name}: ckptfs.patch leaves it as it is")
@@ -28,11 +37,12 @@ def install(engine_class):
             setattr(engine_class, name, _replacement(plain, takes_over, by))
 
 
-def _replacement(plain, takes_over, by):
+def _replacement(plain: Callable[..., object], takes_over: Callable[..., bool],
+                 by: Callable[..., object]) -> Callable[..., object]:
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
-    def method(engine, *arguments, **named):
+    def method(engine: DeepSpeedEngine, *arguments: Any, **named: Any) -> object:
         if ckptfs.deepspeed.is_own_call() or not _is_swapped(engine):
             return plain(engine, *arguments, **named)
         _engine, *given = signature.bind(engine, *arguments, **named).arguments.items()
@@ -40,22 +50,23 @@ def _replacement(plain, takes_over, by):
             return plain(engine, *arguments, **named)
         return by(functools.partial(plain, engine), engine, **dict(given))
 
-    method.ckptfs = True
+    method.ckptfs = True  # type: ignore[attr-defined] # so that it is known as ours
     return method
 
 
-def _is_swapped(engine):
-    return getattr(getattr(engine, "optimizer", None), "swap_optimizer", False)
+def _is_swapped(engine: DeepSpeedEngine) -> bool:
+    return bool(getattr(getattr(engine, "optimizer", None), "swap_optimizer", False))
 
 
-def _takes_over_load(engine, load_dir, tag=None, load_optimizer_states=True, load_module_only=False, **_):
+def _takes_over_load(engine: DeepSpeedEngine, load_dir: str, tag: str | None = None, load_optimizer_states: bool = True,
+                     load_module_only: bool = False, **_: object) -> bool:
     if not load_optimizer_states or load_module_only or engine.load_universal_checkpoint():
         return False
     is_there = tag is not None or os.path.isfile(os.path.join(load_dir, "latest"))
     return _all_ranks(is_there and _is_on_mount(engine, load_dir))
 
 
-def _takes_over_save(engine, save_dir, **_):
+def _takes_over_save(engine: DeepSpeedEngine, save_dir: str, **_: object) -> bool:
     """With a checkpoint engine that writes later, `latest` is that one's business."""
     if ckptfs.deepspeed.saves_later(engine) or not _all_ranks(_is_on_mount(engine, save_dir)):
         return False
@@ -68,12 +79,12 @@ def _takes_over_save(engine, save_dir, **_):
     return True
 
 
-def _is_on_mount(engine, folder):
+def _is_on_mount(engine: DeepSpeedEngine, folder: str) -> bool:
     swapper = getattr(engine.optimizer, "optimizer_swapper", None)
     return mounts.holds(folder) and mounts.holds(getattr(swapper, "swap_folder", folder))
 
 
-def _all_ranks(condition):
+def _all_ranks(condition: bool) -> bool:
     """Does it hold on every rank? Else some would wait for ever for others."""
     import torch
     from deepspeed import comm as dist
@@ -83,7 +94,7 @@ def _all_ranks(condition):
     return lacking.item() == 0
 
 
-def _tell(what):
+def _tell(what: str) -> None:
     """Once for each process."""
     if what not in _told:
         _told.add(what)

@@ -236,7 +236,8 @@ class _Load:
         shared_bytes = sum(message.bytes for message in shared)
         told = self._gather(_SHARED.pack(shared_bytes, _KNOWN.index(_measured.get(key))))
         sizes, modes = zip(*map(_SHARED.unpack, told), strict=True)
-        known: Mode | None = _KNOWN[modes[0]] if len(set(modes)) == 1 else None  # ranks may have loaded in other groups before
+        # Ranks may have loaded in other groups before.
+        known: Mode | None = _KNOWN[modes[0]] if len(set(modes)) == 1 else None
         if known is None and max(sizes) >= _WORTH_SAMPLING:
             first, second, shared = _samples(shared)
             rates: dict[Mode, int] = {"each": self._rate(self._read, first),

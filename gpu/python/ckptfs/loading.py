@@ -7,7 +7,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, overload
 
 import torch
 
@@ -213,7 +213,8 @@ def load(path: str | os.PathLike[str], into: Mapping[str, pieces.State] | torch.
         return known if names is None else {name: known[name] for name in names}
 
     if group is not None:
-        return group_loading.load(lambda: Checkpoint(path, timeout=timeout), targets, None if group is True else group, mode, stream)
+        return group_loading.load(lambda: Checkpoint(path, timeout=timeout), targets, None if group is True else group,
+                                  mode, stream)
     group_loading.check_mode(mode)
     with Checkpoint(path, timeout=timeout) as checkpoint, memory.on(stream):
         filled = targets(checkpoint)

@@ -15,6 +15,8 @@ Two things change, and only for files on a ckptfs mount:
 starts, too. Takes nothing but the standard library, and may be imported more than once.
 """
 
+from __future__ import annotations
+
 import errno
 import logging
 import os
@@ -22,8 +24,14 @@ import pathlib
 import runpy
 import shutil
 import sys
+import types
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from typing import IO, Any
 
 from ckptfs import mounts
+
+__all__ = ["install"]
 
 _CHUNK = 1 << 30  # of one copy_file_range; a longer call is legal, and answered with less
 _ENGINE = "deepspeed.runtime.engine"
@@ -34,13 +42,13 @@ _log = logging.getLogger("ckptfs")
 # --- shutil
 
 
-def _shares(source, target):
+def _shares(source: int, target: int) -> bool:
     """Are these descriptors files of one ckptfs mount?"""
     device = os.fstat(source).st_dev
     return device == os.fstat(target).st_dev and mounts.is_ckptfs(device)
 
 
-def _copy_file_range(source, target):
+def _copy_file_range(source: int, target: int) -> int:
     """The whole of the source, from where both stand; how much that was."""
     done = 0
     while count := os.copy_file_range(source, target, _CHUNK):
@@ -48,11 +56,11 @@ def _copy_file_range(source, target):
     return done
 
 
-def _replacement(sendfile):
+def _replacement(sendfile: Callable[[IO[bytes], IO[bytes]], None]) -> Callable[[IO[bytes], IO[bytes]], None]:
     """shutil's own function for Linux, with the same contract: it copies all, or raises _GiveupOnFastCopy having
     copied nothing, or raises an OSError that names both files."""
 
-    def fastcopy(fsrc, fdst):
+    def fastcopy(fsrc: IO[bytes], fdst: IO[bytes]) -> None:
         try:
             source, target = fsrc.fileno(), fdst.fileno()
         except (AttributeError, OSError, ValueError):  # io.UnsupportedOperation is both of the last
@@ -69,20 +77,20 @@ def _replacement(sendfile):
             raise
         return None
 
-    fastcopy.ckptfs = True
+    fastcopy.ckptfs = True  # type: ignore[attr-defined] # so that it is known as ours
     return fastcopy
 
 
-def _install_copy():
+def _install_copy() -> None:
     sendfile = getattr(shutil, "_fastcopy_sendfile", None)  # since 3.14 there is copy_file_range before it
     if sendfile is not None and hasattr(os, "copy_file_range") and not hasattr(sendfile, "ckptfs"):
-        shutil._fastcopy_sendfile = _replacement(sendfile)
+        shutil._fastcopy_sendfile = _replacement(sendfile)  # type: ignore[attr-defined] # a private function
 
 
 # --- DeepSpeed's engine
 
 
-def _patch_engine(module):
+def _patch_engine(module: types.ModuleType) -> None:
     from ckptfs import engine_patch
     engine_patch.install(getattr(module, "DeepSpeedEngine", None))
 
@@ -92,30 +100,32 @@ class _EngineFinder:
 
     ckptfs = True
 
-    def find_spec(self, name, path, target=None):
+    def find_spec(self, name: str, path: Sequence[str] | None,
+                  target: types.ModuleType | None = None) -> ModuleSpec | None:
         if name != _ENGINE:
             return None
         others = (finder for finder in sys.meta_path if not hasattr(finder, "ckptfs"))
         spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         if spec is not None:
-            run = spec.loader.exec_module
+            loader: Any = spec.loader
+            run = loader.exec_module
 
-            def exec_module(module):
+            def exec_module(module: types.ModuleType) -> None:
                 run(module)
                 _patch_engine(module)
 
-            spec.loader.exec_module = exec_module
+            loader.exec_module = exec_module
         return spec
 
 
-def _install_engine():
+def _install_engine() -> None:
     if _ENGINE in sys.modules:
         _patch_engine(sys.modules[_ENGINE])
     elif not any(hasattr(finder, "ckptfs") for finder in sys.meta_path):
         sys.meta_path.insert(0, _EngineFinder())
 
 
-def install():
+def install() -> None:
     """What the import of this module does; a second time it changes nothing."""
     _install_copy()
     _install_engine()
@@ -127,7 +137,7 @@ install()
 # --- the command
 
 
-def _run(words):
+def _run(words: list[str]) -> None:
     """Runs the script, `-m MODULE` or the command in words, as `python` or a shell would."""
     if words[0] == "-m":
         sys.argv[:] = words[1:]
@@ -141,10 +151,10 @@ def _run(words):
         try:
             os.execvp(words[0], words)
         except OSError as error:
-            sys.exit(f"ckptfs.patch: {words[0]} is neither a script nor a command: {os.strerror(error.errno)}")
+            sys.exit(f"ckptfs.patch: {words[0]} is neither a script nor a command: {error.strerror}")
 
 
-def _main():
+def _main() -> None:
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help") or words == ["-m"]:
         print(f"Usage: python -m ckptfs.patch SCRIPT [ARGUMENT]...\n"

@@ -14,6 +14,8 @@ and buffers stay as they were made; in stage 3 all groups get the hyperparameter
 again after the first save: a restart without a tag goes back to `latest_universal`.
 """
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
@@ -22,8 +24,15 @@ import pickle
 import re
 import shutil
 import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ckptfs import durable, states
+
+__all__ = ["Refused", "convert"]
+
+_Entries = dict[str, dict[str, Any]]  # by state: the manifest's entry
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _MODEL = re.compile(r"(zero_pp_rank_0_)?mp_rank_00_model_states\.pt")
@@ -35,7 +44,8 @@ class Refused(RuntimeError):
     """Nothing was written."""
 
 
-def convert(step, out, progress=lambda done, of, name: None):
+def convert(step: str | os.PathLike[str], out: str | os.PathLike[str],
+            progress: Callable[[int, int, str], object] = lambda done, of, name: None) -> None:
     """Writes the universal checkpoint of `step` (a folder of a ckptfs mount) to `out`, which does not exist yet."""
     import torch
 
@@ -66,7 +76,7 @@ def convert(step, out, progress=lambda done, of, name: None):
     durable.replace(out.parent / "latest_universal", out.name)
 
 
-def _folder_of_our_own(path):
+def _folder_of_our_own(path: pathlib.Path) -> pathlib.Path:
     """Made anew, without what an earlier run left there. Where somebody else put something, Refused: it may lead anywhere."""
     if path.is_dir() and not path.is_symlink() and path.lstat().st_uid == os.geteuid():
         shutil.rmtree(path)
@@ -77,7 +87,7 @@ def _folder_of_our_own(path):
     return path
 
 
-def _view_of(step):
+def _view_of(step: pathlib.Path) -> pathlib.Path:
     """/ckpt/views/steps/TAG of /ckpt/steps/TAG."""
     for root in step.parents:
         view = root / "views" / step.relative_to(root)
@@ -86,7 +96,7 @@ def _view_of(step):
     raise Refused(f"{step} has no view: it is no step of a ckptfs mount")
 
 
-def _only(step, pattern):
+def _only(step: pathlib.Path, pattern: re.Pattern[str]) -> pathlib.Path:
     found = [path for path in step.iterdir() if pattern.fullmatch(path.name)]
     others = [path.name for path in step.iterdir() if re.search(r"mp_rank_(?!00)\d+_|^layer_|_expert_", path.name)]
     if others:
@@ -96,9 +106,9 @@ def _only(step, pattern):
     return found[0]
 
 
-def _by_parameter(manifest):
+def _by_parameter(manifest: Mapping[str, Any]) -> dict[str, _Entries]:
     """name -> state -> its entry, of the parameters that are trained."""
-    found = {}
+    found: dict[str, _Entries] = {}
     for entry in manifest["tensors"]:
         found.setdefault(entry["name"], {})[entry["state"]] = entry
     trained = {name: entries for name, entries in found.items() if "fp32" in entries}
@@ -119,7 +129,7 @@ def _by_parameter(manifest):
 class _SmallState:
     """What rank 0's optim_states.pt knows beside tensors."""
 
-    def __init__(self, torch, path):
+    def __init__(self, torch: types.ModuleType, path: pathlib.Path) -> None:
         self.file = states.load(path)
         self.inner = self.file["optimizer_state_dict"]
         base = self.inner.get("optimizer_state_dict", self.inner.get("base_optimizer_state"))
@@ -132,7 +142,7 @@ class _SmallState:
         step = next(iter(self.states.values()))["step"]
         self.step = step.clone() if torch.is_tensor(step) else step
 
-    def universal(self):
+    def universal(self) -> dict[str, Any]:
         """optimizer_state.pt as the loaders of all stages read it."""
         state = {number: {"step": self.step} for number in {*self.states, 0}}
         version = self.inner.get("ds_version", self.file.get("ds_version"))
@@ -141,7 +151,8 @@ class _SmallState:
                 "optimizer_state_dict": {"state": state, "param_groups": self.groups}}
 
 
-def _write_parameter(torch, view, folder, name, states, step):
+def _write_parameter(torch: types.ModuleType, view: pathlib.Path, folder: pathlib.Path, name: str, states: _Entries,
+                     step: object) -> None:
     target = folder / name
     target.mkdir(parents=True)
     for state in ("fp32", *MOMENTS):
@@ -155,15 +166,15 @@ def _write_parameter(torch, view, folder, name, states, step):
     torch.save(step, target / "step.pt")
 
 
-def main():
-    description, _, epilog = __doc__.partition("\n\n")
+def main() -> int:
+    description, _, epilog = str(__doc__).partition("\n\n")
     parser = argparse.ArgumentParser(prog="python -m ckptfs.universal", description=description, epilog=epilog,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", metavar="STEP", help="a step of a ckptfs mount, /ckpt/steps/global_step100")
     parser.add_argument("out", metavar="OUT", help="the folder to be made; latest_universal is written beside it")
     options = parser.parse_args()
 
-    def progress(done, of, name):
+    def progress(done: int, of: int, name: str) -> None:
         if sys.stderr.isatty():
             print(f"\r\033[K{done}/{of}  {name[:60]}", end="", file=sys.stderr, flush=True)
 

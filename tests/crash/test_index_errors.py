@@ -102,7 +102,7 @@ def points():
 def test_nothing_is_promised_that_the_index_lost(work):
     wrong = []
     with Disk(work, "disk", "/dev/null") as disk:
-        for number, point in enumerate(points(), 1):
+        for number, point in enumerate(points(), 1):  # noqa: B007 - how many there were
             try:
                 try_point(work, disk, *point)
             except Failure as problem:

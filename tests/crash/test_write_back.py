@@ -128,7 +128,7 @@ def test_a_save_never_takes_it(disk, mount):
 
 
 def newest_of(mount, size, other):
-    return max((path for path in mount.store.blobs.iterdir() if path.stat().st_size == size and path != other))
+    return max(path for path in mount.store.blobs.iterdir() if path.stat().st_size == size and path != other)
 
 
 def test_a_step_with_it_is_not_sealed(disk, mount):

@@ -227,7 +227,7 @@ def orders():
         try:
             write_into(pathlib.Path(words[0]), what)
             tell(error="")
-        except Exception as problem:  # the step is thin, or goes this moment
+        except Exception as problem:  # noqa: BLE001 - the step is thin, or goes this moment
             tell(error=repr(problem))
 
 

@@ -27,7 +27,7 @@ class Training(threading.Thread):
             with open(log, "wb") as output:
                 with ranks_running(1, [str(word) for word in words], output, script="rotating.py") as processes:
                     wait_for_ranks(processes, log)
-        except Exception as problem:  # told by who joins
+        except Exception as problem:  # noqa: BLE001 - told by who joins
             self.problem = problem
 
 

@@ -51,7 +51,7 @@ class SlowCopy(threading.Thread):
                         if not self.stopped.is_set():
                             time.sleep(0.5)
                 self.content[str(path.relative_to(step))] = total.hexdigest()
-        except Exception as problem:  # told by who joins
+        except Exception as problem:  # noqa: BLE001 - told by who joins
             self.problem = problem
 
 

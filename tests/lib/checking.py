@@ -126,7 +126,7 @@ def in_child(function, *, uid=None, gid=None, folder=None):
             os.setuid(uid)
         try:
             answer = ("value", function())
-        except BaseException as problem:
+        except BaseException as problem:  # noqa: BLE001 - the parent raises it
             answer = ("error", problem if isinstance(problem, (OSError, Failure)) else Failure(repr(problem)))
         with os.fdopen(writer, "wb") as pipe:
             pickle.dump((os.getpid(), *answer), pipe)

@@ -97,7 +97,7 @@ class Reader(threading.Thread):
         while not self.ending.is_set():
             try:
                 self.look()
-            except BaseException as error:  # the test shows it
+            except BaseException as error:  # noqa: BLE001 - the test shows it
                 self.wrong.append(repr(error))
                 return
             self.ending.wait(0.5)

@@ -71,7 +71,7 @@ def test_a_torso_does_not_become_the_newest(steps, mount):
             os.setxattr(steps / "checkpoint-1", "user.ckptfs.whole", b"1")
             wait_for(steps / "checkpoint-1", "committed checkpoint-1")
     fill(steps / "checkpoint-3", size=MIB, files=("other.bin",))
-    reasons = lambda: ckptfs("remote", "status", steps).count("not known to be whole")  # noqa: E731
+    reasons = lambda: ckptfs("remote", "status", steps).count("not known to be whole")
     wait_until("both wait, and it says why", lambda: reasons() == 2, 60, 0.1)
     ckptfs("push", steps / "checkpoint-3")
     wait_for(steps / "checkpoint-3", "committed checkpoint-3")

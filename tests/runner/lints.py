@@ -3,16 +3,20 @@
 import concurrent.futures
 import os
 import subprocess
-import sys
 import time
 
 import layering
 from commands import execute
 from outcomes import BUILD, ROOT, log_path, read_log
 
-NORMAL = ("lint/format", "lint/circles", "lint/layers", "lint/python")
+NORMAL = ("lint/format", "lint/circles", "lint/layers", "lint/python", "lint/types")
 LONG = ("lint/headers", "lint/clang", "lint/tidy")
-BUILDS = {"lint/headers": "headers", "lint/clang": "clang", "lint/tidy": "clang"}
+BUILDS = {"lint/python": "venv", "lint/types": "venv", "lint/headers": "headers", "lint/clang": "clang",
+          "lint/tidy": "clang"}
+TOOLS = BUILD / "venv" / "bin"
+PYTHON = [ROOT / name for name in ("docs", "gpu", "scripts", "tests")]  # where Python files are
+TYPED = [ROOT / "gpu" / "python" / "ckptfs", ROOT / "tests" / "tooling" / "typed_program.py"]
+SETTINGS = ROOT / "gpu" / "python" / "pyproject.toml"  # of ruff and mypy
 
 
 def names(level):
@@ -29,8 +33,13 @@ def format_command(files):
     return ["clang-format", "--dry-run", "-Werror", *files]
 
 
-def pyflakes_command(*places):
-    return [sys.executable, "-m", "pyflakes", *places]
+def ruff_command(places):
+    return [TOOLS / "ruff", "check", "--quiet", "--no-cache", "--output-format=concise", "--config", SETTINGS, *places]
+
+
+def mypy_command(places, cache=BUILD / "mypy_cache"):
+    """The cache makes a second run quick. Two runs must not use it at the same time."""
+    return [TOOLS / "mypy", "--config-file", SETTINGS, "--cache-dir", cache, *places]
 
 
 def tidy_command(file, build=BUILD / "clang"):
@@ -52,9 +61,18 @@ class Lints:
         self._end(name, execute(format_command(sources("*.cc", "*.h")), log), log)
 
     def python(self, name):
-        """Finds names that are not there, and imports and variables that nothing uses."""
+        """Finds names that are not there, imports and variables that nothing uses, and what else pyproject.toml says."""
+        self._in_venv(name, ruff_command(PYTHON))
+
+    def types(self, name):
+        """Checks the types within the Python package, and those that its users see."""
+        self._in_venv(name, mypy_command(TYPED))
+
+    def _in_venv(self, name, command):
+        if not self.builds.wait("venv"):
+            return self.report.add(name, "FAIL", 0, "the venv was not made")
         log = log_path(name)
-        self._end(name, execute(pyflakes_command(ROOT / "tests", ROOT / "gpu"), log), log)
+        return self._end(name, execute(command, log), log)
 
     def _end(self, name, ended, log):
         outcome = "ok" if ended.code == 0 else "FAIL"

@@ -46,10 +46,25 @@ def test_format(planted):
     finds(lints.format_command([planted("int answer( ) {return 42;}\n")]), "planted.cc:1")
 
 
+@pytest.mark.builds("venv")
 def test_python(planted):
-    file = planted("print(1)\n")
-    finds_nothing(lints.pyflakes_command(file))
-    finds(lints.pyflakes_command(planted("print(one)\n")), "undefined name 'one'")
+    def command(text):
+        return lints.ruff_command([planted(text)])
+
+    finds_nothing(command("print(1)\n"))
+    finds(command("print(one)\n"), "planted.cc:1", "Undefined name `one`")
+    finds(command("try:\n    print(1)\nexcept Exception:\n    pass\n"), "planted.cc:3", "BLE001")
+
+
+@pytest.mark.builds("venv")
+def test_types(planted):
+    def command(text):
+        file = planted(text)
+        return lints.mypy_command([file], file.parent / "cache")
+
+    finds_nothing(command("def answer() -> int:\n    return 42\n"))
+    finds(command("def answer():\n    return 42\n"), "planted.cc:1", "no-untyped-def")
+    finds(command("def answer() -> int:\n    return '42'\n"), "planted.cc:2", "return-value")
 
 
 def test_tidy(planted):

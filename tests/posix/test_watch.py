@@ -20,7 +20,7 @@ from mounting import CKPTFS, REPOSITORY, by_level, run, wait_until
 from rotating_series import SERIES, WEIGHTS, make_series, write_step
 
 sys.path.insert(0, str(REPOSITORY / "gpu" / "python"))
-import ckptfs as api  # noqa: E402
+import ckptfs as api
 
 pytestmark = pytest.mark.one_mode
 STEPS = by_level(120, 1000)

@@ -1,18 +1,21 @@
-"""ckptfs for Python: loads checkpoints to where they belong, and saves them while the training goes on.
+"""Loads checkpoints into tensors where they belong, and saves tensors as steps while the training goes on.
 
     tensors = ckptfs.load("/ckpt/steps/step_100", device="cuda")
     save = ckptfs.Saver("/ckpt/steps").save("step_200", model.state_dict())
     newest = ckptfs.latest("/ckpt/steps")
 
-ckptfs.latest and its kin, ckptfs.patch, and what of ckptfs.deepspeed says so, need neither torch nor libckptfs.
+Any thread may call functions; an object belongs to one thread at a time. What the system refuses is an OSError, in words.
+Paths may lie on a ckptfs mount or anywhere else. `latest`, `steps`, `state` and `watch` need a mount, but neither torch
+nor libckptfs. A `State` is a dict of tensors by name, or dicts and lists of such, whose keys are joined by dots. Its
+tensors may be DTensors, ShardedTensors and Slices.
 """
 
 import typing
 
 __version__ = "0.1.0"  # of all of ckptfs: CMakeLists.txt reads it here
 
-__all__ = ["Checkpoint", "Event", "GroupError", "Save", "Saver", "Slice", "Step", "configure", "latest", "load", "state",
-           "steps", "watch"]
+__all__ = ["load", "Checkpoint", "Saver", "Save", "Slice", "GroupError", "configure", "latest", "steps", "state", "Step",
+           "watch", "Event"]  # in the order of docs/python.md
 
 if typing.TYPE_CHECKING:
     from .group import GroupError

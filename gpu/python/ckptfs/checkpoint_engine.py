@@ -46,7 +46,8 @@ _log = logging.getLogger("ckptfs")
 
 
 class CheckpointEngine(_Base):  # type: ignore[misc] # DeepSpeed has no types
-    """See above. `seal`: steps on a ckptfs mount become read-only; `allow`: more classes that files may hold."""
+    """DeepSpeed's checkpoint engine, for `engine.checkpoint_engine`. `seal`: steps on a ckptfs mount become read-only.
+    `allow`: more classes that files may hold. wait(), by all ranks, waits for the last step; False: it has failed."""
 
     is_ckptfs = True  # for ckptfs.deepspeed's functions
 

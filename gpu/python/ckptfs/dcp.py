@@ -44,7 +44,7 @@ from ckptfs import memory, torch_files
 from ckptfs.loading import Checkpoint, TensorInfo
 from ckptfs.saving import Save
 
-__all__ = ["Reader", "UnsealedWriter", "Writer", "install"]
+__all__ = ["Writer", "UnsealedWriter", "Reader", "install"]
 
 _T = TypeVar("_T")
 _Ints = tuple[int, ...]
@@ -143,12 +143,9 @@ class _File:
 
 
 class Writer(FileSystemWriter):
-    """torch's StorageWriter for dcp.save and dcp.async_save.
-
-    `path`: the folder of the step; DCP's checkpoint_id goes before it. The folder above it is the series, and is made.
-    `seal`: a step on a ckptfs mount becomes read-only. The other arguments are FileSystemWriter's: with `overwrite` files
-    of a step of this name are replaced, unless it is sealed; those on files, threads and syncing have no effect.
-    Between saves a Writer can be pickled.
+    """The StorageWriter for dcp.save and dcp.async_save. `path`: the step's folder; DCP's checkpoint_id goes before it.
+    `seal`: the step becomes read-only on a ckptfs mount. The other arguments are FileSystemWriter's, of which those on
+    files, threads and syncing have no effect. Between saves a Writer can be pickled.
     """
 
     def __init__(self, path: str | os.PathLike[str] = "", *arguments: Any, seal: bool = True, **named: Any) -> None:
@@ -287,10 +284,8 @@ def _at_hand(tensor: torch.Tensor, ring: str) -> torch.Tensor:
 
 
 class Reader(FileSystemReader):
-    """torch's StorageReader for dcp.load: of steps of Writer, and of torch's own FileSystemWriter.
-
-    `path`: the folder of the step; DCP's checkpoint_id goes before it. A rank reads only what it holds, past the page
-    cache, to where it belongs. What is no plain tensor, and what was saved with extensions, is read by torch.
+    """The StorageReader for dcp.load: of steps of Writer, and of torch's own FileSystemWriter. A rank reads only what it
+    holds. What is no plain tensor, and what was saved with extensions, is read by torch.
     """
 
     def __init__(self, path: str | os.PathLike[str] = "", *arguments: Any, **named: Any) -> None:
@@ -416,16 +411,15 @@ def _joined(group: list[_Target]) -> list[_Target]:
 
 
 class UnsealedWriter(Writer):
-    """A Writer whose steps stay writable, as they are with torch's FileSystemWriter."""
+    """A Writer whose steps stay writable: Lightning adds a file to them, and torchtitan removes old ones."""
 
     def __init__(self, path: str | os.PathLike[str] = "", *arguments: Any, seal: bool = False, **named: Any) -> None:
         super().__init__(path, *arguments, seal=seal, **named)
 
 
 def install() -> None:
-    """From now on, who makes torch's FileSystemWriter or FileSystemReader gets a Writer or a Reader, and so does who
-    gives dcp.save and dcp.load only a checkpoint_id: torchtitan, accelerate and Lightning do one of these. The steps are
-    not sealed: Lightning adds a file to them, and torchtitan removes old ones."""
+    """From now on, whoever makes torch's FileSystemWriter or FileSystemReader, or gives DCP only a checkpoint_id, gets an
+    UnsealedWriter or a Reader: torchtitan, accelerate and Lightning do one of these."""
     modules: tuple[Any, ...] = (torch.distributed.checkpoint, _storage_utils)
     for module in modules:
         module.FileSystemWriter, module.FileSystemReader = UnsealedWriter, Reader

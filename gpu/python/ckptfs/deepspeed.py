@@ -1,7 +1,5 @@
 """DeepSpeed checkpoints with an NVMe optimizer that lose nothing.
 
-    import ckptfs.deepspeed
-
     ckptfs.deepspeed.check("/ckpt").raise_if_unsafe()          # may DeepSpeed read garbage there?
     ckptfs.deepspeed.save_checkpoint(engine, "/ckpt/steps")    # `latest` only when every rank's files are durable
     ckptfs.deepspeed.load_checkpoint(engine, "/ckpt/steps")    # moments, step, hyperparameters, small sub-groups, scaler
@@ -59,7 +57,7 @@ if not TYPE_CHECKING:  # its base is DeepSpeed's, which takes long to import
 
 
 class NotSupported(RuntimeError):
-    """This DeepSpeed, or this configuration, is not one that the function knows; nothing was changed."""
+    """The function does not know this DeepSpeed, or this configuration. Nothing was changed."""
 
 
 # --- alignment
@@ -67,7 +65,7 @@ class NotSupported(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Alignment:
-    """Whether O_DIRECT below `path` takes the requests that DeepSpeed makes; it never looks at what became of them."""
+    """Whether O_DIRECT below `path` takes the requests that DeepSpeed makes. DeepSpeed never looks what became of them."""
 
     path: str
     safe: bool
@@ -84,7 +82,7 @@ _OFFSET = 1024  # of its files and lengths
 
 
 def check(path: str | os.PathLike[str]) -> Alignment:
-    """Makes the requests that DeepSpeed would make, on a file of its own below `path` (a folder); an Alignment."""
+    """Makes the requests that DeepSpeed would make, on a file of its own in the folder `path`."""
     path = os.fspath(path)
     with tempfile.NamedTemporaryFile(dir=path, prefix=".ckptfs-check-") as file, mmap.mmap(-1, 3 * _BLOCK) as memory:
         data = os.urandom(_BLOCK)
@@ -141,10 +139,8 @@ def _own_call() -> Iterator[None]:
 
 def save_checkpoint(engine: DeepSpeedEngine, save_dir: str | os.PathLike[str], tag: str | None = None,
                     client_state: Mapping[str, object] | None = None, save_latest: bool = True, **options: Any) -> bool:
-    """engine.save_checkpoint; leaves the names of DeepSpeed's ids with the step; `latest` once all of it is durable.
-
-    Where a rank fails, every rank raises, and `latest` stays what it was. With ckptfs.deepspeed.CheckpointEngine that is
-    engine.save_checkpoint itself: it returns before, and what fails is logged.
+    """Saves as engine.save_checkpoint does, and writes `latest` once all of it is durable. All ranks call it. If one fails,
+    all raise, and `latest` stays. With a ckptfs CheckpointEngine it is engine.save_checkpoint itself.
     """
     return save_by(engine.save_checkpoint, engine, save_dir, tag, client_state, save_latest, **options)
 
@@ -225,10 +221,9 @@ def _device() -> str:
 
 def load_checkpoint(engine: DeepSpeedEngine, load_dir: str | os.PathLike[str], tag: str | None = None,
                     **options: Any) -> Loaded:
-    """engine.load_checkpoint, and what it leaves out. Before the first step of the process, or after any.
-
-    Raises NotSupported, on every rank (on those that are not to blame RuntimeError), before anything is changed: for a
-    DeepSpeed that is not known, and for a checkpoint of other ranks, sub-groups or parameters.
+    """Loads as engine.load_checkpoint does, and what that leaves out, before the first step or later. All ranks call it.
+    NotSupported (on other ranks RuntimeError), before anything is changed: this DeepSpeed is not known, or the checkpoint
+    is of other ranks, sub-groups or parameters.
     """
     return load_by(engine.load_checkpoint, engine, load_dir, tag, **options)
 
@@ -255,7 +250,7 @@ def load_by(plain: Callable[..., Loaded], engine: DeepSpeedEngine, load_dir: str
 
 
 def latest_of(folder: str | os.PathLike[str]) -> str:
-    """The tag that `latest` names. DeepSpeed empties the file before it writes the tag, and may be killed between."""
+    """Returns the tag that `latest` names. ValueError: it is empty, as DeepSpeed leaves it if it is killed then."""
     path = pathlib.Path(folder) / "latest"
     tag = path.read_text(encoding="utf-8").strip()
     if not tag:

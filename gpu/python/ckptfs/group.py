@@ -53,7 +53,7 @@ _given_up: list[object] = []
 
 
 class GroupError(RuntimeError):
-    """The ranks could not do together what each of them was to do; the text names the rank."""
+    """A rank failed, ended, or was told something else than the others. Its text names the rank."""
 
 
 class Group:

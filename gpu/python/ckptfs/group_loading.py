@@ -103,7 +103,7 @@ class _Load:
             filled = targets(self._checkpoint)
             self._holdings = pieces.holdings_of(filled)
             for holding in self._holdings:
-                self._checkpoint.check(holding)
+                self._checkpoint._check(holding)
             return self._holdings
 
         agreed = Agreement(self._group, "modes", whole=False, cached=1).agree(mode, describe)
@@ -154,7 +154,7 @@ class _Load:
         slowest = own.index(max(own))
         longest = {stage: max(of_rank[stage] for of_rank in seconds) for stage in seconds[0]}
         try:
-            self._checkpoint.tell_loaded(slowest, hosts[slowest], time.monotonic() - self._begun, longest)
+            self._checkpoint._tell_loaded(slowest, hosts[slowest], time.monotonic() - self._begun, longest)
         except OSError as problem:
             _log.info("%s: the mount is not told how long the load took: %s", self._checkpoint.path, problem)
 
@@ -198,7 +198,7 @@ class _Load:
                 self._attempt(self._read_parts, [part for message in messages for part in message.parts])
 
     def _read_parts(self, parts: list[pieces.Part]) -> None:
-        self._reports.append(self._checkpoint.load_parts(self._targets, parts, self._stream))
+        self._reports.append(self._checkpoint._load_parts(self._targets, parts, self._stream))
 
     def _broadcast(self, messages: list[_Message]) -> None:
         """A rank sends what it has read while it reads on. If the memory is a device's, or a message lies scattered, what is

@@ -25,36 +25,31 @@ _Value = TypeVar("_Value", bound=pieces.State)
 
 
 class TensorInfo(NamedTuple):
-    """`shape` in elements; `bytes`: of all of them."""
-
     dtype: torch.dtype
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # elements
     bytes: int
 
 
 class Report(NamedTuple):
-    """What a load did, in bytes: asked for, read, of these past the page cache, of these straight to where they belong,
-    through the mount, and compared with a digest."""
-
-    bytes: int
-    read: int
-    direct: int
-    straight: int
-    through_mount: int
-    checked: int
+    bytes: int  # asked for
+    read: int  # bytes that were read from files, or fetched from a remote
+    direct: int  # of those, read past the page cache
+    straight: int  # of those, read without a copy in host memory
+    through_mount: int  # files of a mount that could not be read past it
+    checked: int  # bytes that were compared with a digest
 
 
 class Checkpoint:
-    """What a step, a .safetensors file, or a file of torch.save (its storages, by their keys) holds.
+    """An open checkpoint: a step, a safetensors file, or a file of `torch.save` (its storages, by their keys).
 
         with ckptfs.Checkpoint("/ckpt/steps/global_step100") as checkpoint:
-            print(checkpoint.tensors)                      # {"layers.0.weight": TensorInfo(...), ...}
+            print(checkpoint.tensors)                      # {"layers.0.weight": TensorInfo(dtype, shape, bytes), ...}
             checkpoint.load({"layers.0.weight": tensor})   # into memory that is there
 
-    Of a step: "NAME" as the model computes with it, "NAME/fp32", "NAME/exp_avg" and so on; with names="saved" a DCP
-    checkpoint's tensors by the names that they were saved by. `problems`: what could not be read. Raises OSError, in
-    words. `path` may be the address of a step in a remote, "s3://bucket/run7/global_step100"; `timeout`: seconds for each
-    request to it.
+    A step has the tensor `NAME` as the model computes with it, `NAME/fp32`, `NAME/exp_avg` and so on. With
+    `names="saved"` the tensors of a DCP checkpoint have the names that they were saved by. `problems` tells what cannot
+    be read. `path` may be the address of a committed step in a remote, `s3://bucket/run7/global_step100`; each request
+    to it may take `timeout` seconds. A child of fork must open its own.
     """
 
     def __init__(self, path: str | os.PathLike[str], names: Literal["", "saved"] = "", *, timeout: float = 60.0) -> None:
@@ -84,23 +79,39 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
+        """Frees what it has open, as the end of `with` does."""
         self.handle = None
         self._open.close()
 
     def load(self, into: Mapping[str, pieces.State], *, stream: torch.cuda.Stream | None = None) -> Report:
-        """Fills the tensors of a dict, by name: of the same type and shape as the checkpoint's. Of a DTensor or a
-        ckptfs.Slice this rank's own part is read, whatever layout saved it. Returns a Report."""
+        """Fills the caller's tensors, which have the type and the shape of the checkpoint's; of a DTensor or a Slice this
+        rank's own part. They are full when it returns. The Report has the bytes that were `read` and `checked`. KeyError,
+        ValueError: the checkpoint has no such tensor. OSError: it cannot be read, or is not what was saved."""
         holdings = pieces.holdings_of(into)
         for holding in holdings:
-            self.check(holding)
+            self._check(holding)
         with memory.on(stream):
             targets = pieces.Targets(holdings)
-            report = self.load_parts(targets, [(index, 0, holding.tensor.numel()) for index, holding in enumerate(holdings)],
+            report = self._load_parts(targets, [(index, 0, holding.tensor.numel()) for index, holding in enumerate(holdings)],
                                      stream)
             targets.finish()
         return report
 
-    def load_parts(self, targets: pieces.Targets, parts: Sequence[pieces.Part],
+    def make_tensors(self, names: Iterable[str] | None, device: str | torch.device) -> dict[str, torch.Tensor]:
+        """Makes tensors for these names, or for all that can be read. Their content is undefined. KeyError: there is no
+        such tensor."""
+        if names is None and self.problems:
+            _log.warning("%s: %d parts of it cannot be read: %s", self.path, len(self.problems), self.problems[0])
+        wanted = list(self.tensors if names is None else names)
+        missing = [name for name in wanted if name not in self.tensors]
+        if missing:
+            raise KeyError(f"{self.path} has no {missing[0]}")
+        return {name: torch.empty(info.shape, dtype=info.dtype, device=device)
+                for name, info in ((name, self.tensors[name]) for name in wanted)}
+
+    # --- for the adapters
+
+    def _load_parts(self, targets: pieces.Targets, parts: Sequence[pieces.Part],
                    stream: torch.cuda.Stream | None = None) -> Report:
         """Loads (index of the holding, begin, end in elements), to where `targets` (pieces.Targets) says."""
         boxes = []
@@ -113,7 +124,8 @@ class Checkpoint:
 
     def load_spans(self, spans: Sequence[tuple[str, int, int, int]], device: str,
                    stream: torch.cuda.Stream | None = None) -> Report:
-        """As load(), of (name, offset in it, address, bytes): any part of any tensor, anywhere."""
+        """As load(), to the caller's own memory: (name, first byte in the tensor, address, bytes) of each part.
+        `device` is "cuda:0", or "twin" if all of the memory is the host's."""
         targets = (native.Target * len(spans))()
         for target, (name, offset, address, size) in zip(targets, spans, strict=True):
             target.tensor, target.offset, target.bytes, target.memory = self._numbers[name], offset, size, address
@@ -121,7 +133,7 @@ class Checkpoint:
 
     def load_boxes(self, boxes: Sequence[tuple[str, pieces.Shape, pieces.Shape, int, int, int]], device: str,
                    stream: torch.cuda.Stream | None = None) -> Report:
-        """As load(), of (name, offsets, sizes, begin, end, address): elements [begin, end) of any box of any tensor, in
+        """As load_spans(), of (name, offsets, sizes, begin, end, address): elements [begin, end) of a box of a tensor, in
         row-major order."""
         targets = (native.BoxTarget * len(boxes))()
         for target, (name, offsets, sizes, begin, end, address) in zip(targets, boxes, strict=True):
@@ -141,23 +153,12 @@ class Checkpoint:
                                   memory.stream_of(device, stream), ctypes.byref(report))
         return Report(*(getattr(report, name) for name in Report._fields))
 
-    def tell_loaded(self, slowest: int, host: str, seconds: float, stages: Mapping[str, float]) -> None:
+    def _tell_loaded(self, slowest: int, host: str, seconds: float, stages: Mapping[str, float]) -> None:
         """Tells the mount how long the ranks of a group took to load: for its page and its metrics."""
         told = (native.Stage * len(stages))(*(native.Stage(name.encode(), number) for name, number in stages.items()))
         native.call("ckptfs_checkpoint_loaded", self.handle, slowest, host.encode(errors="replace"), seconds, told, len(told))
 
-    def make_tensors(self, names: Iterable[str] | None, device: str | torch.device) -> dict[str, torch.Tensor]:
-        """Tensors for these, or all that can be read, with any content."""
-        if names is None and self.problems:
-            _log.warning("%s: %d parts of it cannot be read: %s", self.path, len(self.problems), self.problems[0])
-        wanted = list(self.tensors if names is None else names)
-        missing = [name for name in wanted if name not in self.tensors]
-        if missing:
-            raise KeyError(f"{self.path} has no {missing[0]}")
-        return {name: torch.empty(info.shape, dtype=info.dtype, device=device)
-                for name, info in ((name, self.tensors[name]) for name in wanted)}
-
-    def check(self, holding: pieces.Holding) -> None:
+    def _check(self, holding: pieces.Holding) -> None:
         """KeyError, ValueError: the checkpoint has not what is to be loaded."""
         if holding.name not in self.tensors:
             raise KeyError(f"{self.path} has no {holding.name}" + "".join(f"; {problem}" for problem in self.problems[:3]))
@@ -185,7 +186,7 @@ def load(path: str | os.PathLike[str], into: Mapping[str, pieces.State] | torch.
          device: str | torch.device = "cpu", names: Iterable[str] | None = None, stream: torch.cuda.Stream | None = None,
          group: ProcessGroup | Literal[True] | None = None, mode: group_loading.Mode = "auto",
          timeout: float = 60.0) -> Mapping[str, pieces.State]:
-    """The tensors of a checkpoint, as a dict by name.
+    """Returns the tensors of a checkpoint, by name. They are full when it returns.
 
         tensors = ckptfs.load("/ckpt/steps/step_100", device="cuda")
         ckptfs.load("model.safetensors", into=model)             # a module's parameters and buffers, in place
@@ -193,14 +194,14 @@ def load(path: str | os.PathLike[str], into: Mapping[str, pieces.State] | torch.
         ckptfs.load("/ckpt/steps/step_100", into=state, group=True)     # by all ranks of torch.distributed
         ckptfs.load("s3://bucket/run7/global_step100", into=model)      # a committed step in a remote
 
-    `into`: a dict of tensors, or a module; without it tensors are made on `device`. DTensors and ckptfs.Slice get this
-    rank's part. All is there when it returns.
+    `path` and `timeout` are those of a Checkpoint. `into` is filled and returned: a State, or a module's parameters and
+    buffers. Without it tensors are made on `device`. DTensors and Slices get this rank's part. `names` chooses tensors.
 
-    `group`: a process group of torch.distributed, True for the default one; all its ranks call load() for the same
-    checkpoint. `mode`: what several ranks want is read once and passed on ("broadcast"), or read by each of them
-    ("each"); "auto" measures which is quicker.
+    With `group`, a process group of torch.distributed or True for the default one, all its ranks call `load` for the
+    same checkpoint. What several ranks want is read once and sent on (`mode="broadcast"`), or read by each of them
+    (`"each"`); `"auto"` measures which is quicker. If a rank fails, the others get a GroupError.
 
-    `timeout`: seconds for each request to a remote, tries again included.
+    `stream` is where the tensors are used, by default the current one. Errors are those of Checkpoint.load.
     """
     def targets(checkpoint: Checkpoint) -> Mapping[str, pieces.State]:
         if into is None:

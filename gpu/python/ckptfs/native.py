@@ -208,8 +208,9 @@ def call_until_stopped(stop: c_ubyte, name: str, *arguments: object) -> None:
 
 
 def configure(*, ring: int = 256 << 20, slot: int = 0, lanes: int = 0) -> None:
-    """The pinned memory of each device's ring from now on, and how it is cut (0: as suits the device); before the first
-    load or save."""
+    """Sets the size of the ring of pinned memory, in bytes, that each device gets at its first load or save. It is cut
+    into slots of `slot` bytes, which `lanes` threads fill and empty; 0 is what suits the device. RuntimeError: a ring is
+    in use."""
     with _lock:
         if _rings:
             raise RuntimeError("the ring is in use already: configure it before the first load or save")

@@ -1,7 +1,7 @@
 """Makes Python share instead of copy on a ckptfs mount, and DeepSpeed resume from it without a loss.
 
     import ckptfs.patch                          # anywhere before the first save or load
-    python -m ckptfs.patch train.py --lr 1e-4    # or without a changed line
+    python -m ckptfs.patch train.py              # or without a changed line
     python -m ckptfs.patch torchrun --nproc-per-node 2 train.py
 
 Two things change, and only for files on a ckptfs mount:
@@ -126,7 +126,7 @@ def _install_engine() -> None:
 
 
 def install() -> None:
-    """What the import of this module does; a second time it changes nothing."""
+    """Does what the import of the module does. A second time it changes nothing."""
     _install_copy()
     _install_engine()
 

@@ -34,11 +34,12 @@ class Holding(NamedTuple):
 
 
 class Slice:
-    """Elements [begin, end) of a tensor in row-major order, which is how ZeRO and FSDP1 cut.
+    """A rank's part of a tensor: its elements [begin, end) in row-major order, as ZeRO and FSDP1 cut them.
 
         ckptfs.Slice("layers.0.weight", (4096, 1024), (begin, end), flat_tensor)
 
-    `tensor` has these elements, contiguous. The name stands for itself: the keys that lead to the slice do not count.
+    `tensor` has these elements, contiguous; it is kept, not copied. The slice's name is the tensor's, whatever keys lead
+    to it. ValueError: the numbers do not fit.
     """
 
     def __init__(self, name: str, global_shape: Iterable[int], range: tuple[int, int],  # noqa: A002 - public for long
@@ -53,7 +54,7 @@ class Slice:
             raise ValueError(f"{name}: the slice has {self.end - self.begin} elements, and what holds them must be "
                              f"contiguous and have as many, not {tensor.numel()}")
 
-    def holdings(self) -> Iterator[Holding]:
+    def _holdings(self) -> Iterator[Holding]:
         flat, at = self.tensor.detach().view(-1), 0
         for offsets, sizes in _boxes((0,) * len(self.global_shape), self.global_shape, self.begin, self.end):
             count = torch.Size(sizes).numel()
@@ -114,7 +115,7 @@ def of_one(name: str, value: torch.Tensor | Slice) -> list[Holding]:
 
 def _of_one(name: str, value: torch.Tensor | Slice) -> list[Holding]:
     if isinstance(value, Slice):
-        return list(value.holdings())
+        return list(value._holdings())
     if isinstance(value, DTensor):
         return _of_dtensor(name, value)
     if hasattr(value, "local_shards"):  # FSDP1's ShardedTensor

@@ -62,12 +62,10 @@ def new_attempt(world_size: int = 1) -> str:
 
 
 class Save:
-    """One rank's part of a step on its way to the disk.
+    """One rank's part of a step on its way to the disk. `Saver.save` makes it.
 
-    wait_copied() returns when the tensors may be changed, wait_durable() when this rank's files are on the disk,
-    commit() makes the step appear once all ranks are there. finish_behind() waits for the copies and does the last two on
-    a thread; wait() waits for all. Errors are raised by whoever waits, and logged, as OSError. What was never committed
-    lies in partial-ATTEMPT-TAG, is listed by `ckptfs ls`, and is rotation's (keep_partial). From one thread at a time.
+    Who waits gets the errors. What was never committed lies in `partial-ATTEMPT-TAG`: `ckptfs ls` lists it, and the rule
+    `keep_partial` removes it. `with` closes the save at its end.
     """
 
     def __init__(self, series: str | os.PathLike[str], tag: str, attempt: str, rank: int, world_size: int, *,
@@ -98,7 +96,7 @@ class Save:
         self.close()
 
     def close(self) -> None:
-        """Waits for what is under way. A step that was not committed stays as it is."""
+        """Waits for what is under way. A step that was not committed stays as it is, and never becomes one."""
         if os.getpid() != getattr(self, "_owner", None):  # a child of fork: its parent's, and its parent's thread
             return
         self._join()
@@ -115,72 +113,30 @@ class Save:
             raise ValueError(f"the save of {self.tag} is closed")
         native.call(name, self._handle, *arguments)
 
-    def add_tensors(self, name: str, tensors: Mapping[str, torch.Tensor], stream: torch.cuda.Stream | None = None,
-                    places: _Places | None = None) -> None:
-        """Begins to save a dict of tensors as the safetensors file `name`. `places`: (name, shape, offsets) of the whole
-        tensor, by the keys of those that are pieces of one."""
-        self._check_device(tensors.values())
-        with memory.on(stream):
-            held = {key: tensor.detach().resolve_conj().resolve_neg().contiguous() for key, tensor in tensors.items()}
-        saved = (native.SavedTensor * len(held))()
-        for one, (key, tensor) in zip(saved, held.items(), strict=True):
-            shape = (ctypes.c_uint64 * tensor.dim())(*tensor.shape)
-            one.name, one.dtype = native.encoded(key), memory.name_of(tensor.dtype).encode()
-            one.shape, one.dimensions = shape, tensor.dim()
-            one.memory, one.bytes = memory.span(tensor)
-            if places and key in places:
-                of, whole, offsets = places[key]
-                one.of = native.encoded(of)
-                one.whole, one.offsets = (ctypes.c_uint64 * len(whole))(*whole), (ctypes.c_uint64 * len(whole))(*offsets)
-        self._held.append(held)
-        self._call("ckptfs_save_tensors", name.encode(), saved, len(held), memory.stream_of(self.device, stream))
-
-    def _check_device(self, tensors: Iterable[torch.Tensor]) -> None:
-        device = memory.device_of(tensors)
-        if device not in ("twin", self.device):
-            raise ValueError(f"tensors of {device}, and the save is for those of {self.device}")
-
-    def add_file(self, name: str, size: int, parts: Sequence[tuple[int, int, int]],
-                 stream: torch.cuda.Stream | None = None, keep: object = None) -> None:
-        """Begins to save a file of `size` bytes made of (address, bytes, offset); `keep` owns that memory."""
-        native_parts = (native.Part * len(parts))()
-        for part, (address, length, offset) in zip(native_parts, parts, strict=True):
-            part.memory, part.bytes, part.offset = address, length, offset
-        self._held.append(keep)
-        self._call("ckptfs_save_file", name.encode(), size, native_parts, len(parts),
-                   memory.stream_of(self.device, stream))
-
-    def add_bytes(self, name: str, content: bytes) -> None:
-        """Begins to save a small file."""
-        buffer = ctypes.create_string_buffer(content, len(content))
-        self.add_file(name, len(content), [(ctypes.addressof(buffer), len(content), 0)], keep=buffer)
-
-    def note(self, stage: str, seconds: float) -> None:
-        """Adds to a stage of the step's timing (`ckptfs show STEP --timing`), before wait_durable()."""
-        self._call("ckptfs_save_note", stage.encode(), seconds)
-
     def _fail(self, problem: object) -> None:
         """Called once this rank's part cannot be saved any more."""
 
     def wait_copied(self) -> None:
+        """Returns when the tensors may be changed."""
         if self._thread is None:  # else it has waited
             self._call("ckptfs_save_wait_copied")
         self._held.clear()
 
     def wait_durable(self) -> None:
+        """Returns when this rank's files are on the disk."""
         self._call("ckptfs_save_wait_durable")
         self._held.clear()
 
     def commit(self) -> bool:
-        """True: the step is there. False: other ranks are not done, and the last of them will commit it."""
+        """Makes the step appear, once all ranks are durable. False: others are not, and the last of them will do it."""
         committed = ctypes.c_int()
         self._call("ckptfs_save_commit", int(self.seal), ctypes.byref(committed))
         self.committed = bool(committed.value)
         return self.committed
 
     def finish_behind(self, then: Callable[[], object] | None = None, before: Callable[[], object] | None = None) -> None:
-        """wait_durable() and commit() on a thread; there `before` is called first, and `then` once this rank has seen the
-        step."""
+        """Waits for the copies, and does the rest on a thread: `before`, wait_durable(), commit(), and `then`, if this
+        rank has seen the step appear."""
         self.wait_copied()
         thread = threading.Thread(target=self._finish, args=(before, then), name=f"ckptfs save {self.tag}")
         try:
@@ -207,7 +163,7 @@ class Save:
         self._finished = True
 
     def wait(self) -> bool:
-        """Until all is done that this rank has to do; raises what went wrong. True: the step is there."""
+        """Waits until this rank is done, or raises what went wrong. True: the step is there."""
         if self._thread is None and not self._finished:
             self.wait_durable()
             return self.commit()
@@ -215,6 +171,53 @@ class Save:
         if self._failure is not None:
             raise self._failure
         return self.committed
+
+    def add_bytes(self, name: str, content: bytes) -> None:
+        """Adds a small file to the step, before wait_durable(). The content is copied."""
+        buffer = ctypes.create_string_buffer(content, len(content))
+        self.add_file(name, len(content), [(ctypes.addressof(buffer), len(content), 0)], keep=buffer)
+
+    # --- for the adapters
+
+    def add_tensors(self, name: str, tensors: Mapping[str, torch.Tensor], stream: torch.cuda.Stream | None = None,
+                    places: _Places | None = None) -> None:
+        """Begins to save one more safetensors file, `name`. `places` says of which tensor a piece is a box: its name, its
+        shape, and the piece's offsets. The tensors must not change before wait_copied()."""
+        self._check_device(tensors.values())
+        with memory.on(stream):
+            held = {key: tensor.detach().resolve_conj().resolve_neg().contiguous() for key, tensor in tensors.items()}
+        saved = (native.SavedTensor * len(held))()
+        for one, (key, tensor) in zip(saved, held.items(), strict=True):
+            shape = (ctypes.c_uint64 * tensor.dim())(*tensor.shape)
+            one.name, one.dtype = native.encoded(key), memory.name_of(tensor.dtype).encode()
+            one.shape, one.dimensions = shape, tensor.dim()
+            one.memory, one.bytes = memory.span(tensor)
+            if places and key in places:
+                of, whole, offsets = places[key]
+                one.of = native.encoded(of)
+                one.whole, one.offsets = (ctypes.c_uint64 * len(whole))(*whole), (ctypes.c_uint64 * len(whole))(*offsets)
+        self._held.append(held)
+        self._call("ckptfs_save_tensors", name.encode(), saved, len(held), memory.stream_of(self.device, stream))
+
+    def _check_device(self, tensors: Iterable[torch.Tensor]) -> None:
+        device = memory.device_of(tensors)
+        if device not in ("twin", self.device):
+            raise ValueError(f"tensors of {device}, and the save is for those of {self.device}")
+
+    def add_file(self, name: str, size: int, parts: Sequence[tuple[int, int, int]],
+                 stream: torch.cuda.Stream | None = None, keep: object = None) -> None:
+        """Begins to save a file of `size` bytes made of parts: (address, bytes, offset in the file). `keep` owns that
+        memory, and is kept until it is copied."""
+        native_parts = (native.Part * len(parts))()
+        for part, (address, length, offset) in zip(native_parts, parts, strict=True):
+            part.memory, part.bytes, part.offset = address, length, offset
+        self._held.append(keep)
+        self._call("ckptfs_save_file", name.encode(), size, native_parts, len(parts),
+                   memory.stream_of(self.device, stream))
+
+    def note(self, stage: str, seconds: float) -> None:
+        """Adds seconds to a stage of the step's timing (`ckptfs show --timing`), before wait_durable()."""
+        self._call("ckptfs_save_note", stage.encode(), seconds)
 
 
 def _durable(attempt: str) -> str:
@@ -334,22 +337,22 @@ class _GroupSave(Save):
 
 
 class Saver:
-    """Saves dicts of tensors as steps of a series (a folder, on a ckptfs mount or not).
+    """Saves dicts of tensors as steps of a series, which is a folder.
 
         saver = ckptfs.Saver("/ckpt/steps")
         save = saver.save("step_100", model.state_dict())
-        save.wait_copied()      # before the next optimizer step
-        save.wait()             # whenever: on the disk, and there
+        save.wait_copied()      # before the next optimizer step: from here on the tensors may change
+        save.wait()             # whenever: durable, and the step is there
 
-    Of several ranks each saves its own tensors (rank00.safetensors, ...), and all of them call save() for the same tag.
+    Each rank makes a Saver and calls `save` for the same tags. It saves its own tensors, in `rank00.safetensors` and so
+    on. `rank` and `world_size` are by default those of torch.distributed, or 0 and 1.
 
     With `group`, a process group of torch.distributed or True for the default one, the tensors of all ranks are one
-    state: what several ranks hold is written once, shards of DTensors and slices become pieces of whole tensors, and the
-    step can be loaded by any number of ranks. All ranks of the group make the Saver, and call save() for the same tags.
+    state: what several ranks hold is written once, DTensors and Slices are pieces of whole tensors, and any number of
+    ranks can load the step.
 
-    `copies`: the Saver keeps memory for all that this rank writes. wait_copied() then never waits for the disk.
-
-    `digests`: the step keeps a digest of each MiB of its files, and ckptfs.load() checks what it reads.
+    `seal` makes the step read-only on a ckptfs mount. With `copies` the Saver keeps memory for all that this rank writes,
+    so that wait_copied() waits for no disk. With `digests` the step has a digest of each MiB, which loads check.
     """
 
     def __init__(self, series: str | os.PathLike[str], *, group: ProcessGroup | Literal[True] | None = None,
@@ -369,7 +372,7 @@ class Saver:
         self._saves: weakref.WeakSet[_GroupSave] = weakref.WeakSet()
 
     def close(self) -> None:
-        """Ends a group's Saver, once what its saves do behind is done: the other ranks no longer wait for this one."""
+        """Ends a group's Saver once its saves are through: the other ranks no longer wait for this one."""
         if self._group is not None:
             for save in list(self._saves):
                 save._join()
@@ -377,7 +380,9 @@ class Saver:
 
     def save(self, tag: str, tensors: Mapping[str, pieces.State], *, attempt: str | None = None,
              stream: torch.cuda.Stream | None = None) -> Save:
-        """Begins it, and returns a Save. `attempt`: where no torch.distributed finds one that all ranks know."""
+        """Begins to save. The tensors must not change before wait_copied(), and are kept until then. Without a group
+        `tensors` is a plain dict. `attempt`: a word that all ranks know, if there is no torch.distributed to agree by.
+        TypeError, ValueError: something cannot be saved. GroupError: a rank has failed."""
         if self._group is not None:
             return self._save_together(self._group, str(tag), tensors, stream)
         if attempt is None:

@@ -48,7 +48,7 @@ class Step:
 
 
 def latest(series: str | os.PathLike[str]) -> Step | None:
-    """Returns the complete step that a training saved last, or None: `ckptfs latest` says which one that is.
+    """Returns the complete step of a series that a training saved last (what `ckptfs latest` prints), or None.
 
     OSError: nobody answers for the mount, or the series is not there. ValueError: the path is on no mount.
     """
@@ -59,13 +59,13 @@ def latest(series: str | os.PathLike[str]) -> Step | None:
 
 
 def steps(series: str | os.PathLike[str]) -> list[Step]:
-    """Returns the steps of the series, sorted by number and tag. Errors as latest()."""
+    """Returns the steps of a series, sorted by number and tag. Errors are those of latest()."""
     mount, path = _place(series)
     return _steps(mount, _ask(mount, "states", {"path": path}))
 
 
 def state(step: str | os.PathLike[str]) -> Step:
-    """Returns what is known of one step. Errors as latest()."""
+    """Returns what is known of one step. Errors are those of latest()."""
     mount, path = _place(step)
     return _steps(mount, _ask(mount, "states", {"path": path}))[0]
 

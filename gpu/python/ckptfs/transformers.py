@@ -48,7 +48,7 @@ def _why_not(args: TrainingArguments, model: object) -> str | None:
 
 
 class Callback(TrainerCallback):
-    """See above."""
+    """Saves in the Trainer's place. wait() waits for the last checkpoint; False: it has failed, and the log says why."""
 
     def __init__(self) -> None:
         torch_files.check_torch()
@@ -94,7 +94,7 @@ class Callback(TrainerCallback):
         self.wait()
 
     def wait(self) -> bool:
-        """Until the checkpoint that was saved last is there, or has failed (False; the log says why)."""
+        """Waits until the last checkpoint is there, or has failed (False)."""
         save, self._save = self._save, None
         if save is None:
             return True

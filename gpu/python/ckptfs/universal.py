@@ -1,6 +1,6 @@
 """Writes DeepSpeed's universal checkpoint out of a step, so that a run can resume on another number of ranks.
 
-    python -m ckptfs.universal /ckpt/steps/global_step100 /ckpt/steps/global_step100_universal
+    python -m ckptfs.universal /ckpt/steps/global_step4 /ckpt/steps/global_step4_universal
 
     "checkpoint": {"load_universal": true}        # in the DeepSpeed configuration of the run that resumes
 
@@ -41,12 +41,13 @@ _KEPT = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad", "zero_sta
 
 
 class Refused(RuntimeError):
-    """Nothing was written."""
+    """The step cannot be converted. Nothing was written."""
 
 
 def convert(step: str | os.PathLike[str], out: str | os.PathLike[str],
             progress: Callable[[int, int, str], object] = lambda done, of, name: None) -> None:
-    """Writes the universal checkpoint of `step` (a folder of a ckptfs mount) to `out`, which does not exist yet."""
+    """Writes the universal checkpoint of `step`, a folder of a ckptfs mount, to `out`, which does not exist yet. It calls
+    progress(done, of, name) for each parameter."""
     import torch
 
     step, out = pathlib.Path(os.path.abspath(step)), pathlib.Path(os.path.abspath(out))

@@ -59,8 +59,9 @@ def fields(node, lines):
     return "\n".join(["| | |", "|---|---|", *rows])
 
 
-def bullet(words, node):
-    return f"- `{words}`<br>{' '.join(text(node).split())}"
+def bullet(words, node, sentences=None):
+    told = re.split(r"(?<=\.)\s", " ".join(text(node).split()))
+    return f"- `{words}`<br>{' '.join(told[:sentences])}"
 
 
 def methods(node, lines):
@@ -90,8 +91,8 @@ def section(name, node, lines):
 def adapter(name, page):
     yield f"## ckptfs.{name}"
     yield from text(read(name)[0]).split("\n\n")[:2]
-    yield f"See [{page}]({page})."
-    yield "\n".join(bullet(signature(member, node) if isinstance(node, ast.FunctionDef) else member, node)
+    yield f"More is on [its page]({page}), and in `help()`."
+    yield "\n".join(bullet(signature(member, node) if isinstance(node, ast.FunctionDef) else member, node, 1)
                     for member, node, _ in public(name))
 
 

@@ -15,6 +15,11 @@ def test_the_page_is_what_the_docstrings_say():
     true(kept == python_page.printed(), f"docs/python.md is old: python3 {python_page.__file__} >docs/python.md")
 
 
+def test_the_types_of_all_names_are_checked():
+    program = (REPOSITORY / "tests" / "tooling" / "typed_program.py").read_text()
+    equal([name for name, *_ in python_page.public("__init__") if f"ckptfs.{name}" not in program], [], "names without a check")
+
+
 def test_what_needs_no_torch_is_there_without_it():
     """The system's Python has no torch."""
     program = "import sys, ckptfs; print(ckptfs.latest.__module__, set(ckptfs.__all__) <= set(dir(ckptfs)), 'torch' in sys.modules)"

@@ -61,6 +61,8 @@ def asks() -> None:
     assert_type(ckptfs.latest("/ckpt/steps"), ckptfs.Step | None)
     assert_type(ckptfs.state(STEP).kept_by, tuple[str, ...])
     assert_type(ckptfs.steps("/ckpt/steps"), list[ckptfs.Step])
+    for event in ckptfs.watch("/ckpt/steps", since=3):
+        assert_type(event, ckptfs.Event)
     assert_type(ckptfs.mounts.holds(STEP), bool)
     assert_type(ckptfs.__version__, str)
     ckptfs.saver  # type: ignore[attr-defined] # noqa: B018 - no such name

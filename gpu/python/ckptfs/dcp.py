@@ -418,8 +418,8 @@ class UnsealedWriter(Writer):
 
 
 def install() -> None:
-    """From now on, whoever makes torch's FileSystemWriter or FileSystemReader, or gives DCP only a checkpoint_id, gets an
-    UnsealedWriter or a Reader: torchtitan, accelerate and Lightning do one of these."""
+    """Gives an UnsealedWriter or a Reader to who makes torch's FileSystemWriter or FileSystemReader, or gives DCP only a
+    checkpoint_id, as torchtitan, accelerate and Lightning do."""
     modules: tuple[Any, ...] = (torch.distributed.checkpoint, _storage_utils)
     for module in modules:
         module.FileSystemWriter, module.FileSystemReader = UnsealedWriter, Reader

@@ -221,7 +221,7 @@ def _device() -> str:
 
 def load_checkpoint(engine: DeepSpeedEngine, load_dir: str | os.PathLike[str], tag: str | None = None,
                     **options: Any) -> Loaded:
-    """Loads as engine.load_checkpoint does, and what that leaves out, before the first step or later. All ranks call it.
+    """Loads as engine.load_checkpoint does, and restores what that leaves out. All ranks call it, at any step.
     NotSupported (on other ranks RuntimeError), before anything is changed: this DeepSpeed is not known, or the checkpoint
     is of other ranks, sub-groups or parameters.
     """

@@ -208,9 +208,8 @@ def call_until_stopped(stop: c_ubyte, name: str, *arguments: object) -> None:
 
 
 def configure(*, ring: int = 256 << 20, slot: int = 0, lanes: int = 0) -> None:
-    """Sets the size of the ring of pinned memory, in bytes, that each device gets at its first load or save. It is cut
-    into slots of `slot` bytes, which `lanes` threads fill and empty; 0 is what suits the device. RuntimeError: a ring is
-    in use."""
+    """Sets how much pinned memory, in bytes, each device gets at its first load or save. It is cut into slots of `slot`
+    bytes, which `lanes` threads fill and empty; 0 is what suits the device. RuntimeError: it is in use already."""
     with _lock:
         if _rings:
             raise RuntimeError("the ring is in use already: configure it before the first load or save")

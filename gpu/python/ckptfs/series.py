@@ -83,10 +83,10 @@ class Event:
 
 
 def watch(series: str | os.PathLike[str], since: int | None = None) -> Iterator[Event]:
-    """Yields what happens to the steps of the series, for ever; what has happened behind the event `since`, too.
+    """Yields what happens to the steps of a series, without an end. With `since` it begins behind the event of that number.
 
     No event is lost and none comes twice, also while the daemon is started anew. That a step began or is complete needs a
-    rule on the series. OSError: the store keeps the event behind `since` no more, or has not had it.
+    rule on the series. OSError: the store no longer has the event behind `since`, or never had it.
     """
     mount, path = _place(series)
     question: dict[str, Any] = {"path": path} if since is None else {"path": path, "since": since}

@@ -107,7 +107,7 @@ class Group:
             raise GroupError(f"this rank has given up the group: {self._given_up}")
         mine = torch.frombuffer(bytearray(content), dtype=torch.uint8)
         all_ = torch.empty(self.size * len(content), dtype=torch.uint8)
-        self._finish(self._connection()._allgather_base(all_, mine), (mine, all_))
+        self._finish(cast(ProcessGroup, self._own)._allgather_base(all_, mine), (mine, all_))
         whole = all_.numpy().tobytes()
         return [whole[at:at + len(content)] for at in range(0, len(whole), len(content))]
 
@@ -121,14 +121,10 @@ class Group:
     @contextlib.contextmanager
     def transfer(self) -> Iterator[Transfer]:
         """A Transfer, to send and receive tensors within; at the end all of it is done."""
-        transfer = Transfer(self._connection())
+        transfer = Transfer(cast(ProcessGroup, self._own))  # None, if the rank is alone: it sends nothing
         yield transfer
         if transfer.works:
             self._finish(_InThread(lambda: [work.wait() for work in transfer.works]), transfer)
-
-    def _connection(self) -> ProcessGroup:
-        assert self._own is not None, "a group of one rank has nobody to talk to"
-        return self._own
 
     def _finish(self, work: _Work, memory: object) -> None:
         """Waits for a collective as long as all ranks are there."""

@@ -92,8 +92,8 @@ class Checkpoint:
             self._check(holding)
         with memory.on(stream):
             targets = pieces.Targets(holdings)
-            report = self._load_parts(targets, [(index, 0, holding.tensor.numel()) for index, holding in enumerate(holdings)],
-                                     stream)
+            parts = [(index, 0, holding.tensor.numel()) for index, holding in enumerate(holdings)]
+            report = self._load_parts(targets, parts, stream)
             targets.finish()
         return report
 
@@ -112,7 +112,7 @@ class Checkpoint:
     # --- for the adapters
 
     def _load_parts(self, targets: pieces.Targets, parts: Sequence[pieces.Part],
-                   stream: torch.cuda.Stream | None = None) -> Report:
+                    stream: torch.cuda.Stream | None = None) -> Report:
         """Loads (index of the holding, begin, end in elements), to where `targets` (pieces.Targets) says."""
         boxes = []
         for index, begin, end in parts:

@@ -12,8 +12,6 @@
 namespace ckptfs::io {
 namespace {
 
-#ifdef CKPTFS_FAULT_POINTS
-
 class FaultTest : public ::testing::Test {
  protected:
   ~FaultTest() override { set_fault("point", ""); }
@@ -101,15 +99,6 @@ TEST_F(FaultDeathTest, ReadsTheEnvironment) {
       },
       ::testing::ExitedWithCode(7), "");
 }
-
-#else
-
-TEST(FaultTest, CompiledToNothing) {
-  EXPECT_OK(fault_point("point"));
-  EXPECT_FALSE(fault_value("dioalign"));
-}
-
-#endif
 
 }  // namespace
 }  // namespace ckptfs::io

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fs/cli/client.h"
@@ -34,6 +35,10 @@ std::string log_of(const std::string& command_line) {
   Words words;
   std::istringstream rest(command_line);
   for (std::string word; std::getline(rest, word, '\0');) words.push_back(word);
+  constexpr std::string_view kWithValue = "--log=";
+  for (const std::string& word : words) {
+    if (word.starts_with(kWithValue)) return word.substr(kWithValue.size());
+  }
   const auto option = std::ranges::find(words, "--log");
   return option == words.end() || option + 1 == words.end() ? "" : *(option + 1);
 }
@@ -69,7 +74,7 @@ void add_machine(Bundle& bundle, const std::string& self) {
   bundle.add_file("/etc/os-release");
   bundle.add_own(self, {"doctor", "--json"});
   bundle.add_file("/proc/self/mountinfo");
-  bundle.add_output({"df", "-h"});
+  bundle.add_output({"timeout", "10", "df", "-h"});  // a mount may hang
   bundle.add_file("/proc/meminfo");
 }
 

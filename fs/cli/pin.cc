@@ -58,7 +58,7 @@ Result<> set(const Mark& mark, const std::string& step) {
   TRY_ASSIGN(const Target target, find_target(step));
   TRY(check_answers(target.mount));
   const std::string path = io::path_outside(target.mount, target.path);
-  const Waiting waiting(std::string(mark.name) + "ning " + path);
+  const Waiting waiting(std::string(mark.name) + " " + path);
   const std::string value = mark.value;
   if (::setxattr(path.c_str(), mark.xattr, value.data(), value.size(), 0) == 0) return success();
   return explained(path, errno);

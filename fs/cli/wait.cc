@@ -1,6 +1,7 @@
 // ckptfs wait: until a step of a series is complete.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <map>
@@ -72,6 +73,7 @@ class Looking {
         if (const json* const step = find_awaited(steps, awaited_, *before)) return *step;
       } else if (may_pass(answer.error())) {
         told_.tell(answer.error());
+        if (!before && answer.error().errno_value() == ENOENT) before.emplace();  // what is there later is new
       } else {
         return answer.error();
       }

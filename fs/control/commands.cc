@@ -172,8 +172,18 @@ std::optional<std::string> newest_for(const SeriesStatus& series, const std::set
   return newest ? std::optional(steps[*newest].tag) : std::nullopt;
 }
 
+// A folder in which there may be steps one day.
+Result<bool> is_no_series_yet(const meta::Tree& tree, const Peer& peer, const std::string& path) {
+  TRY_ASSIGN(const meta::InodeNumber folder, resolve_as(tree, peer.credentials, path, kRead | kSearch));
+  TRY_ASSIGN(const meta::InodeRecord record, tree.inode(folder));
+  TRY_ASSIGN(const bool is_step, meta::is_step(tree, folder));
+  return !is_step && (record.flags & meta::kSeries) == 0 && meta::check_series(tree, folder).has_value();
+}
+
 // What programs ask for often: without what each step costs on the disk.
 Result<json> states(meta::Store& store, Rotation& rotation, const Peer& peer, const std::string& path) {
+  TRY_ASSIGN(const bool is_early, is_no_series_yet(store.tree(), peer, path));
+  if (is_early) return json{{"steps", json::array()}, {"newest", json::object()}};
   TRY_ASSIGN(const auto steps, visible_steps(store, peer, path));
   TRY_ASSIGN(const auto series, judge_series(store.tree(), rotation, steps));
   const auto known = judged_steps(series);

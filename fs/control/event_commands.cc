@@ -14,35 +14,40 @@ using nlohmann::json;
 
 constexpr size_t kMostEvents = 1000;  // in one answer
 
-json to_json(uint64_t number, const meta::StepEvent& event) {
-  const std::chrono::duration<double> time = event.time.time_since_epoch();
-  return {{"number", number},       {"time", time.count()}, {"event", meta::name_of(event.what)},
-          {"series", event.series}, {"tag", event.tag},     {"detail", event.detail}};
-}
-
-// The series of `path`, "/" for all, of which the caller may see the names.
+// What a caller may be told: of series and steps that they may list. Of a series that is gone root alone is told.
 class Visible {
  public:
-  Visible(const meta::Tree& tree, const Credentials& who, std::string path)
-      : tree_(tree), who_(who), path_(std::move(path)) {}
+  // `series`: kRootInode for all.
+  Visible(const meta::Tree& tree, const Credentials& who, meta::InodeNumber series)
+      : tree_(tree), who_(who), series_(series) {}
 
-  bool sees(const std::string& series) {
-    if (path_ != "/" && path_ != series) return false;
-    const auto [known, fresh] = may_.try_emplace(series, who_.uid == 0);
-    if (fresh && !known->second) known->second = resolve_as(tree_, who_, series, kRead | kSearch).has_value();
-    return known->second;
+  bool sees(const meta::StepEvent& event) {
+    if (series_ != meta::kRootInode && series_ != event.series) return false;
+    if (who_.uid == 0) return true;
+    const auto [known, fresh] = may_.try_emplace(event.series, false);
+    if (fresh) known->second = reach_as(tree_, who_, event.series, kRead | kSearch).has_value();
+    const auto step = tree_.inode(event.step);
+    return known->second && (!step || may_access(who_, step.value(), kRead | kSearch));
+  }
+
+  // A step may have gone to a folder that not everybody may look into.
+  std::string detail(const meta::StepEvent& event) const {
+    const size_t slash = event.what == meta::StepEvent::What::renamed ? event.detail.rfind('/') : std::string::npos;
+    if (slash == std::string::npos) return event.detail;
+    return resolve_as(tree_, who_, event.detail.substr(0, slash), kRead | kSearch) ? event.detail : "";
   }
 
  private:
   const meta::Tree& tree_;
   const Credentials& who_;
-  const std::string path_;
-  std::map<std::string, bool> may_;
+  const meta::InodeNumber series_;
+  std::map<meta::InodeNumber, bool> may_;
 };
 
 Result<json> events(Filesystem& fs, const Peer& peer, const json& arguments) {
-  const std::string path = arguments.value("path", "/");
-  if (path == "/") TRY(resolve_as(fs.tree, peer.credentials, path, kRead | kSearch));
+  TRY_ASSIGN(const meta::InodeNumber series,
+             resolve_as(fs.tree, peer.credentials, arguments.value("path", "/"), kRead | kSearch));
+  if (series != meta::kRootInode) TRY(meta::check_series(fs.tree, series));
   TRY_ASSIGN(const uint64_t last, fs.store.index().last_event());
   const uint64_t since = arguments.value("since", last);
   if (since > last) {
@@ -50,14 +55,21 @@ Result<json> events(Filesystem& fs, const Peer& peer, const json& arguments) {
                              std::to_string(since) + ": is it another store, or an older copy of it?");
   }
   TRY_ASSIGN(const auto found, fs.store.index().events_after(since, kMostEvents));
-  if (!found.empty()) TRY(fs.tree.sync());
-  const uint64_t lost = found.empty() || since + meta::kKeptEvents >= last ? 0 : found.front().first - since - 1;
-  Visible visible(fs.tree, peer.credentials, path);
+  if (!found.empty() || !arguments.contains("since")) TRY(fs.tree.sync());
+  Visible visible(fs.tree, peer.credentials, series);
   json rows = json::array();
   for (const auto& [number, text] : found) {
     TRY_ASSIGN(const meta::StepEvent event, meta::decode_event(text));
-    if (visible.sees(event.series)) rows.push_back(to_json(number, event));
+    if (!visible.sees(event)) continue;
+    const std::chrono::duration<double> time = event.time.time_since_epoch();
+    rows.push_back({{"number", number},
+                    {"time", time.count()},
+                    {"event", meta::name_of(event.what)},
+                    {"series", fs.tree.path_of(event.series)},
+                    {"tag", event.tag},
+                    {"detail", visible.detail(event)}});
   }
+  const uint64_t lost = found.empty() ? 0 : found.front().first - since - 1;
   return json{{"events", std::move(rows)}, {"since", found.empty() ? since : found.back().first}, {"lost", lost}};
 }
 

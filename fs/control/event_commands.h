@@ -11,7 +11,7 @@ class Filesystem;
 //   events {"path", "since"} -> {"events": [{"number", "time", "event", "series", "tag", "detail"}], "since", "lost"}:
 //     up to 1,000, in order, of the series at `path`, or for "/" of every series that the caller may list; those behind
 //     the number `since`, or without one none. "since" of the answer is where to go on. "lost": so many are kept no
-//     more. What is told survives a power cut. EINVAL: the store has not had that many.
+//     more. What is told survives a power cut. EINVAL: the store has not had that many, or the path can be no series.
 void add_event_commands(ControlServer& server, Filesystem& fs);
 
 }  // namespace ckptfs::fs

@@ -503,10 +503,10 @@ Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
       break;
   }
   const bool committed = state.stage == Stage::committed;
-  if (committed) TRY(note_pushed(step, state.name));
   const bool done = committed || rests || state.stage == Stage::unpushed;
   const std::string name = state.name;
   states_.set(series_, step, std::move(state));
+  if (committed) TRY(note_pushed(step, name));
   if (committed) TRY(note_pushed_by_hand(step, *pushed.image, name));
   const PartsOfOthers others = parts_of_others(pushed.image->tag());
   if (committed) others_at_rest_[step] = others;

@@ -21,8 +21,6 @@ constexpr Time kRecordScrubbed = std::chrono::minutes(5);
 constexpr Time kShortest = std::chrono::milliseconds(250);
 constexpr Time kLongest = std::chrono::seconds(15);
 
-// It is no failure if a file is removed meanwhile.
-
 uint64_t first_bytes(const io::Digest& root) {
   uint64_t bytes = 0;
   std::memcpy(&bytes, root.data(), sizeof bytes);

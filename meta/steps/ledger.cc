@@ -113,7 +113,7 @@ StoreTime completion_time(WallTime date, const Moment& now) {
 void note_events(Tree::Change& change, InodeNumber step, const InodeRecord& record, const LedgerEntry& before,
                  const LedgerEntry& after) {
   if (after.is_being_saved() && !before.is_being_saved()) change.note_event(StepEvent::What::began, step, record);
-  const bool is_again = before.unfinished && before.by_run;
+  const bool is_again = before.unfinished && before.by_run && !after.by_run;
   if (after.is_known_whole() && (after.saves != before.saves || is_again))
     change.note_event(StepEvent::What::completed, step, record);
   if (after.pushed != before.pushed) change.note_event(StepEvent::What::pushed, step, record, after.pushed);

@@ -78,8 +78,9 @@ struct LedgerEntry {
   bool was_whole() const { return !by_run && whole != WallTime(); }
   // Was it whole, and is it or was it written again, by another run?
   bool is_written_again() const { return by_run && whole != WallTime(); }
-  // If it is written again: was the wall clock set back in between, so that dates tell nothing?
+  // Does somebody write to it who has not saved it before?
   bool is_being_saved() const { return unfinished && !was_whole(); }
+  // If it is written again: was the wall clock set back in between, so that dates tell nothing?
   bool is_set_back() const { return again != WallTime() && again < whole; }
 };
 

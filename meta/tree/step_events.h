@@ -29,7 +29,7 @@ struct StepEvent {
   What what = What::began;
   WallTime time;
   InodeNumber step = 0;
-  std::string series;  // its path then
+  InodeNumber series = 0;
   std::string tag;
   std::string detail;
 };

@@ -230,8 +230,11 @@ Result<> Tree::sync() { return index_.sync(); }
 // --- what all changes share
 
 Result<> Tree::commit(Change change) {
-  TRY(index_.commit(std::move(change.batch)));
   mutex_.assert_held();  // by the change
+  uint64_t last = last_event_;
+  for (const StepEvent& event : change.events_) change.batch.put_event(++last, encode_event(event));
+  TRY(index_.commit(std::move(change.batch)));
+  last_event_ = last;
   inode_limit_ = change.inode_limit_;
   blob_limit_ = change.blob_limit_;
   for (const auto& [from, to] : change.reserve_changes_) space_.adjust_cow_reserve(from, to);
@@ -282,25 +285,27 @@ Result<> Tree::Change::drop_reference(BlobNumber blob) {
   return success();
 }
 
-// A step is what has the mark of one, a step's name, or a ledger; an attempt to save one is none yet.
-bool Tree::is_told_of(InodeNumber directory, const InodeRecord& record, const std::string& name) const {
-  if (!record.is_dir() || is_partial_name(name)) return false;
-  const auto above = index_.inode(record.parent);
-  if (!above || (above.value().flags & kSeries) == 0) return false;
-  return (record.flags & kStep) != 0 || step_number(name) || index_.xattr(directory, kLedgerXattr);
+// A step is what has the mark of one, a step's name, or a ledger, from which some events come.
+bool Tree::is_told_of(StepEvent::What what, InodeNumber directory, const InodeRecord& record,
+                      const std::string& name) const {
+  if (is_partial_name(name)) return false;
+  using enum StepEvent::What;
+  const bool of_ledger = what == began || what == completed || what == pushed;
+  return of_ledger || (record.flags & kStep) != 0 || step_number(name) || index_.xattr(directory, kLedgerXattr);
 }
 
 void Tree::Change::note_event(StepEvent::What what, InodeNumber directory, const InodeRecord& record,
                               const std::string& detail) {
-  tree_.mutex_.assert_held();
+  if (!record.is_dir()) return;
+  const auto above = tree_.index_.inode(record.parent);
+  if (!above || (above.value().flags & kSeries) == 0) return;
   const auto name = tree_.own_name(directory, record);
-  if (!name || !tree_.is_told_of(directory, record, name.value())) return;
-  const StepEvent event{what, wall_time(now()), directory, tree_.path_of(record.parent), name.value(), detail};
-  batch.put_event(++tree_.last_event_, encode_event(event));
+  if (!name || !tree_.is_told_of(what, directory, record, name.value())) return;
+  events_.push_back({what, wall_time(now()), directory, record.parent, name.value(), detail});
 }
 
 void Tree::Change::drop_name(InodeNumber number, InodeRecord& record, const std::string& why) {
-  if (record.is_dir()) note_event(StepEvent::What::removed, number, record, why);
+  note_event(StepEvent::What::removed, number, record, why);
   record.nlink = record.is_dir() ? 0 : record.nlink - 1;
   record.ctime = now();
   if (record.nlink == 0) set_cow_reserve(record, 0);

@@ -220,6 +220,7 @@ class Tree {
     InodeNumber inode_limit_;  // the tree's, once it is committed
     BlobNumber blob_limit_;
     std::vector<std::pair<uint64_t, uint64_t>> reserve_changes_;  // from, to
+    std::vector<StepEvent> events_;                               // they get their numbers when it is committed
   };
   Change begin() { return Change(*this); }
   Result<> commit(Change change);
@@ -252,7 +253,8 @@ class Tree {
   Result<bool> is_below(InodeNumber directory, InodeNumber ancestor) const;
   void fill_stat(InodeNumber number, Attributes& attributes) const;
   void note_writer(Change& change, InodeNumber folder, const Caller& caller);
-  bool is_told_of(InodeNumber directory, const InodeRecord& record, const std::string& name) const;
+  bool is_told_of(StepEvent::What what, InodeNumber directory, const InodeRecord& record,
+                  const std::string& name) const;
   void note_maker(InodeRecord& folder, const Caller& caller);
   void note_replacing(InodeNumber old_number, const std::string& name, InodeNumber new_number,
                       const std::string& new_name);

@@ -177,7 +177,10 @@ def test_wait(mount):
     series = mount.path / SERIES
     with Waiter(series, "--for", "checkpoint-20") as waiter:
         waiter.waits()
-        make_series(mount)
+        make_series(mount)  # a folder: no series before it has a step
+        equal(api.latest(series), None, "of a folder")
+        status_is(ckptfs("latest", series), 1, "there is no step yet")
+        waiter.waits()
         write_step(mount, 10)
         waiter.waits()
         mount.kill()

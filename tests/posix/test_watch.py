@@ -111,6 +111,40 @@ def test_saves_of_other_kinds(mount):
         wait_until("it is complete again", lambda: watcher.told("checkpoint-10")[2:] == [("began", ""), ("completed", "")])
 
 
+def test_what_is_set_aside_is_not_complete(mount):
+    """A second run dies in its save of a step that was whole."""
+    make_series(mount, set_aside="1", keep_last=9)
+    series = mount.path / SERIES
+    with Watcher(series) as watcher:
+        time.sleep(0.6)
+        write_step(mount, 20)
+        step = write_step(mount, 10)
+        wait_until("both are complete", lambda: ("completed", "") in watcher.told("checkpoint-10"))
+        program = ("import os, pathlib, sys, time; time.sleep(2.2); step = pathlib.Path(sys.argv[1])\n"
+                   "(step / 'model.safetensors.index.json').write_text('{\"weight_map\": {\"w\": \"model-00001-of-00001.safetensors\"}}')\n"
+                   "(step / 'model.safetensors').unlink()")
+        run(sys.executable, "-c", program, step)
+        wait_until("it is set aside", lambda: (series / "incomplete-checkpoint-10").exists(), 30)
+        mount.wait_for_rounds(3)
+        equal(watcher.told("checkpoint-10")[2:], [("began", ""), ("set_aside", "incomplete-checkpoint-10")], "the second save")
+        equal(watcher.told("incomplete-checkpoint-10"), [], "what is set aside")
+
+
+def test_steps_of_declared_names(mount):
+    make_series(mount, steps="best-*", keep_last=9)
+    with Watcher(mount.path / SERIES) as watcher:
+        time.sleep(0.6)
+        step = mount.path / SERIES / "best-a"
+        step.mkdir()
+        for name, content in (("config.json", b"{}"), ("model.safetensors", safetensors(WEIGHTS)),
+                              ("trainer_state.json", b'{"global_step": 1, "log_history": []}')):
+            write(step / name, content)
+        wait_until("it is complete", lambda: ("completed", "") in watcher.told("best-a"))
+        shutil.rmtree(step)
+        wait_until("it is removed", lambda: len(watcher.told("best-a")) == 3)
+        equal([what for what, _ in watcher.told("best-a")], ["began", "completed", "removed"], "all of it")
+
+
 def test_lines_for_people(mount):
     make_series(mount)
     process = subprocess.Popen([CKPTFS, "watch", mount.path], stdout=subprocess.PIPE, text=True)
@@ -154,6 +188,20 @@ def test_nobody_is_told_of_what_they_may_not_list(mount):
     equal(told, [f"/{SERIES}"], "to a stranger")
     told = [json.loads(line)["series"] for line in run("timeout", "2", *words[6:], mount.path, check=False).stdout.splitlines()]
     equal(told, ["/runs/private", f"/{SERIES}"], "to root")
+    os.rename(write_step(mount, 12), mount.path / "runs/private/checkpoint-12")
+    told = [json.loads(line)["detail"] for line in run(*words, mount.path, check=False).stdout.splitlines()]
+    equal(told, ["ckptfs rm", ""], "where it went")
+
+
+def test_what_cannot_be_watched(mount):
+    make_series(mount)
+    step = write_step(mount, 10)
+    status_is(ckptfs("watch", step), 1, "can be a series")
+    with pytest.raises(FileNotFoundError):
+        next(api.watch(mount.path / "nowhere"))
+    events = api.watch(mount.path, since=0)
+    status_is(ckptfs("rm", step), 0)
+    equal((next(events).tag, api.latest(mount.path)), ("checkpoint-10", None), "of the whole mount")
 
 
 def test_no_event_is_lost_and_none_comes_twice(mount, store):

@@ -50,11 +50,15 @@ class Step:
 def latest(series: str | os.PathLike[str]) -> Step | None:
     """Returns the complete step of a series that a training saved last (what `ckptfs latest` prints), or None.
 
-    OSError: nobody answers for the mount, or the series is not there. ValueError: the path is on no mount.
+    OSError: nobody answers for the mount, or the series is not there. ValueError: the path is on no mount, or is a mount
+    that has several series.
     """
     mount, path = _place(series)
     answer = _ask(mount, "states", {"path": path})
-    tag = answer["newest"].get(path, "")
+    newest = answer["newest"]
+    if len(newest) > 1:
+        raise ValueError(f"several series have steps; name one: {', '.join(newest)}")
+    tag = next(iter(newest.values()), "")
     return next((step for step in _steps(mount, answer) if step.tag == tag), None)
 
 
@@ -90,11 +94,13 @@ def watch(series: str | os.PathLike[str], since: int | None = None) -> Iterator[
     """
     mount, path = _place(series)
     question: dict[str, Any] = {"path": path} if since is None else {"path": path, "since": since}
+    asked = False  # from then on a daemon that does not answer is waited for
     while True:
         try:
             answer = _ask(mount, "events", question)
+            asked = True
         except OSError as error:
-            if error.errno not in _MAY_PASS:
+            if error.errno not in _MAY_PASS or not asked:
                 raise
             time.sleep(_BETWEEN_QUESTIONS)
             continue
@@ -122,7 +128,7 @@ def _place(path: str | os.PathLike[str]) -> tuple[pathlib.Path, str]:
     mount = next((place for place in (path, *path.parents) if os.path.ismount(place)), pathlib.Path("/"))
     if not mounts.is_ckptfs(mount.stat().st_dev):
         raise ValueError(f"{path}: it is not on a ckptfs mount; `ckptfs status` lists them")
-    return mount, f"/{path.relative_to(mount)}"
+    return mount, "/" if path == mount else f"/{path.relative_to(mount)}"
 
 
 def _ask(mount: pathlib.Path, command: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +137,10 @@ def _ask(mount: pathlib.Path, command: str, arguments: dict[str, Any]) -> dict[s
         daemon.connect(os.getxattr(mount, "user.ckptfs.socket"))
         daemon.sendall(json.dumps({"command": command, "arguments": arguments}).encode() + b"\n")
         with daemon.makefile("rb") as replies:
-            reply = json.loads(replies.readline() or b'{"ok": false, "errno": 104, "error": "the daemon has ended"}')
+            line = replies.readline()
+    if not line.endswith(b"\n"):
+        raise ConnectionResetError(errno.ECONNRESET, "the daemon has ended")
+    reply = json.loads(line)
     if not reply["ok"]:
         raise OSError(reply["errno"], reply["error"])
     found: dict[str, Any] = reply["result"]

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.disk(4), pytest.mark.timeout(3600), pytest.mark.togeth
 EXAMPLES = REPOSITORY / "docs/examples"
 GROUP = "ckptfs-test"  # of the control groups of containers
 IMAGE = "registry.example.com/ckptfs:0.1.0"
-BASE = "docker.io/library/debian:12"
+BASE = "localhost/debian:12"  # what the Dockerfile takes it from, without a registry
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,8 @@ def podman(wheel, work, disk):
         machine.run("mount", "--bind", "/mnt/ckptfs", "/mnt/ckptfs")  # crun wants a mount to propagate from
         found = Podman(machine)
         found("import", "/srv/base.tar", BASE)
-        found("build", "--pull=never", "--isolation=chroot", "--network=host", "-t", IMAGE, "/srv/image", timeout=900)
+        found("build", "--from", BASE, "--pull=never", "--isolation=chroot", "--network=host", "-t", IMAGE, "/srv/image",
+              timeout=900)
         yield found
     finally:
         machine.end(GROUP, "libpod_parent")

@@ -1,6 +1,7 @@
 """Measures ckptfs against its alternatives, and writes and draws docs/benchmarks.md; scripts/bench calls it."""
 
 import argparse
+import dataclasses
 import datetime
 import os
 import pathlib
@@ -61,16 +62,21 @@ PARTS = {
 # Parts that run again with the image on the machine's disk, because a disk in memory is too fast for them.
 ON_DISK = ("data", "past")
 
+# The part that has an image of its own, on the machine's disk. No other one is there meanwhile.
+LARGE = "large"
+
 EXAMPLES = """\
 Ratios are taken pair by pair in the same run; the bars are those of the project, and are judged only here. The image
 lies in /dev/shm where there is memory for it (then some parts run again with one in build/), else in build/. Run it as
 root, on an idle machine.
 
 examples:
-  scripts/bench                     everything, about two hours on 2 cores; writes the tables, numbers and charts
+  scripts/bench                     everything, about three hours on 2 cores; writes the tables, numbers and charts
   scripts/bench --quick             a look: small sizes, 3 rounds, nothing written
   scripts/bench --only saves        one part, nothing written
   scripts/bench --draw              the numbers and charts again, from the tables; nothing is measured
+  scripts/bench --only large --parameters 0.1
+                                    a large model, of 0.1 billion parameters: it takes 4 GB of disk
   scripts/bench --only versions --against OLD/build/ckptfs
                                     this version and an older one, nothing written
 """
@@ -90,6 +96,8 @@ def arguments():
     parser.add_argument("--strict", action="store_true", help="exit with status 1 when a bar is missed")
     parser.add_argument("--against", metavar="CKPTFS", type=pathlib.Path,
                         help="measure data, saves, copies, views and names by another version, too: the path of its command")
+    parser.add_argument("--parameters", type=float, metavar="BILLIONS",
+                        help="of the large model (default 1; 0.04 with --quick): 32 GB of disk for each billion, 8 of memory")
     parser.add_argument("--folder", metavar="PATH", help="where the image goes")
     parsed = parser.parse_args()
     parsed.pairs = parsed.pairs or (3 if parsed.quick else 9)
@@ -97,6 +105,8 @@ def arguments():
         parser.error("--pairs: at least 2")
     if parsed.quick and parsed.write:
         parser.error("--write: not with --quick, whose figures are no results")
+    if parsed.parameters is not None and parsed.parameters < 0.001:
+        parser.error("--parameters: at least 0.001")
     if "versions" in (parsed.only or ()) and parsed.against is None:
         parser.error("--only versions: name the other version by --against OLD/build/ckptfs")
     if parsed.draw and (parsed.only or parsed.quick or parsed.write or parsed.against):
@@ -115,19 +125,26 @@ def main():
         print("bench: there is no fio: run scripts/setup --bench", file=sys.stderr)
         return 1
     sizes = plan.QUICK if options.quick else plan.FULL
-    folder = machine.choose_folder(options.folder, sizes.image + sizes.other_image)
-    os.environ["CKPTFS_TMP"] = str(folder)
+    if options.parameters is not None:
+        sizes = dataclasses.replace(sizes, parameters=round(options.parameters * 1e9))
+    context = plan.Context(sizes, options.pairs, other=options.against, listener=Printer())
+    chosen = list(options.only or PARTS)
+    parts = [name for name in chosen if name != LARGE]
+    on_disk = pathlib.Path(options.folder).resolve() if options.folder else mounting.REPOSITORY / "build"
+    folder = machine.choose_folder(options.folder, sizes.image + sizes.other_image) if parts else on_disk
+    facts = facts_of(options)
+    print(facts["machine"], flush=True)
     began = time.monotonic()
     try:
-        with mounting.workspace("bench") as work, machine.disk(work, sizes.image) as (disk, direct):
-            context = plan.Context(sizes, options.pairs, work, disk, options.against, listener=Printer())
-            facts = facts_of(options, context, folder, direct)
-            print(f"{facts['machine']}; {facts['place']}", flush=True)
-            for name in options.only or PARTS:
-                PARTS[name](context)
-        again = [name for name in options.only or PARTS if name in ON_DISK]
+        if parts:
+            facts["place"] = measure_in(folder, context, parts)
+        again = [name for name in parts if name in ON_DISK]
         if folder == pathlib.Path("/dev/shm") and not options.folder and again:
-            measure_on_disk(context, again)
+            context.place = notes.ON_DISK
+            measure_in(on_disk, context, again)
+        if LARGE in chosen:
+            os.environ["CKPTFS_TMP"] = str(on_disk)
+            PARTS[LARGE](context)
     except (mounting.Skip, mounting.Failure) as wrong:
         print(f"bench: {wrong}", file=sys.stderr)
         return 1
@@ -135,13 +152,16 @@ def main():
     return finish(options, context, facts)
 
 
-def measure_on_disk(context, parts):
-    """Runs the parts again with an image in build/. Their results are added to the others."""
-    os.environ["CKPTFS_TMP"] = str(mounting.REPOSITORY / "build")
-    with mounting.workspace("bench") as work, machine.disk(work, context.sizes.image) as (disk, _):
-        context.work, context.disk, context.place = work, disk, notes.ON_DISK
+def measure_in(folder, context, parts):
+    """Runs the parts with an image in the folder. Returns where it is. Results are added to those that are there."""
+    os.environ["CKPTFS_TMP"] = str(folder)
+    where = "in memory" if folder == pathlib.Path("/dev/shm") else f"on {kind_of(folder)}"
+    with mounting.workspace("bench") as context.work, machine.disk(context.work, context.sizes.image) as (context.disk, direct):
+        place = f"an image of {context.sizes.image / plan.GIB:.0f} GiB {where}{'' if direct else ', without direct I/O'}"
+        print(place, flush=True)
         for name in parts:
             PARTS[name](context)
+    return place
 
 
 class Printer:
@@ -157,15 +177,13 @@ class Printer:
         print(f"  {report.line(result)}", flush=True)
 
 
-def facts_of(options, context, folder, direct):
-    where = "in memory" if folder == pathlib.Path("/dev/shm") else f"on {kind_of(folder)}"
+def facts_of(options):
     return {
         "command": command(options),
         "machine": (
             f"Linux {platform.release().partition('-')[0]}, {machine.cores()} cores ({machine.processor()}), "
             f"{machine.memory() / plan.GIB:.0f} GiB of memory"
         ),
-        "place": f"an image of {context.sizes.image / plan.GIB:.0f} GiB {where}{'' if direct else ', without direct I/O'}",
         "when": datetime.date.today().isoformat(),
         "version": mounting.run(mounting.CKPTFS, "--version").stdout.split()[-1],
     }
@@ -178,6 +196,7 @@ def command(options):
         words += [f"--pairs {options.pairs}"]
     words += [f"--only {name}" for name in options.only or ()]
     words += ["--against OLD/build/ckptfs"] * bool(options.against)
+    words += [f"--parameters {options.parameters:g}"] * bool(options.parameters)
     words += [f"--folder {options.folder}"] * bool(options.folder)
     return " ".join(words + ["--write"] * options.write)
 

@@ -49,8 +49,8 @@ class Context:
 
     sizes: Sizes
     pairs: int
-    work: pathlib.Path
-    disk: pathlib.Path
+    work: pathlib.Path | None = None
+    disk: pathlib.Path | None = None
     other: pathlib.Path | None = None  # the command of another version
     results: list = dataclasses.field(default_factory=list)  # (section, Row | Limit | Missing)
     memory: dict = dataclasses.field(default_factory=dict)  # part -> (VmRSS, VmHWM) at its end

@@ -16,7 +16,7 @@ HEAD = """\
 and charts.
 
 Below each section stand the command that measures it again, the date and the machine. Run the command as root, on an idle
-machine. This one measures everything, in about two hours on 2 cores:
+machine. This one measures everything, in about three hours on 2 cores:
 
     sudo scripts/bench --against OLD/build/ckptfs
 

@@ -11,15 +11,25 @@ The alternatives' sync is one syncfs of this file system, without a process of i
 between the rounds. Lower is better.""",
     "Saves of an unchanged state": """\
 Each save has a tag of its own. Nothing is written between the saves.""",
-    "A model of a billion parameters: saves of its swap state": """\
-As in the section above, with the swap state of one of two ranks (2 bytes of weights and 12 of Adam for each parameter), on
-the machine's disk.""",
-    "A model of a billion parameters: checkpoints by torch.save": """\
-A file of the weights in bf16, and one of master weights and Adam's two moments in fp32, into the next step's folder, beside
-the step before. The time includes a sync. *Full training*: every block differs from the step before. *Mostly frozen*: one tensor of
-a hundred does. Disk and memory are the machine's, so that both sides are as slow as its disk. Lower is better.""",
-    "A model of a billion parameters: the space that a checkpoint takes": """\
-The growth of df by each of these saves.""",
+    "A large model: saves of its swap state" + ON_DISK: """\
+What DeepSpeed offloads of two ranks: for each parameter 2 bytes of weights in bf16, and 12 of master weights and
+Adam's two moments in fp32. No two blocks are equal. All was written and synced before, and none of it is in memory.
+`setxattr` and `ckptfs save` make the same save, from within a program and by a command. Times of commands include
+their start, and all times a sync. The alternatives are copies on the same XFS; `cp -r` without the option does what
+`--reflink=always` does. Each save begins with an empty disk. 3 rounds count, or fewer with `--pairs`; none comes
+before them. Lower is better.""",
+    "A large model: the space that a save of its swap state takes" + ON_DISK: """\
+The growth of df by those saves. In full training every block of the state changes until the next save. So a save that
+has shared all blocks costs its whole size by then, with ckptfs as with reflink.""",
+    "A large model: checkpoints by torch.save" + ON_DISK: """\
+Four files, named as a Trainer does, into the next step's folder, beside the step before: weights in bf16, and master
+weights and Adam's two moments in fp32, 100 tensors each. Each file is made before the clock starts, and synced before
+it stops. *Mostly frozen*: one tensor of 100 in each file differs from the step before. *Full training*: all do.
+*torch.load*: of the same files, right after; they are compared when the clock has stopped. No file is in memory
+before. Each pair of steps begins with an empty disk; only the second one is measured. 3 rounds count, or fewer with
+`--pairs`; none comes before them. Lower is better.""",
+    "A large model: the space that a checkpoint takes" + ON_DISK: """\
+The growth of df by those saves.""",
     "Copies": """\
 Common tools copy a tree of large files within the mount, and within native XFS. The source is not in memory. The time
 includes a sync. `cp -r` shares blocks on both sides. `shutil` of Python before 3.14, `cp --reflink=never`, `tar`, `rsync`
@@ -147,10 +157,9 @@ At the end of each part, and at the peak.""",
 
 def order(title):
     """Returns a sort key: sections as in NOTES, those of the machine's disk after the others, the memory last."""
-    base = title.removesuffix(ON_DISK)
-    return title == DAEMON, title != base, list(NOTES).index(base)
+    base = title if title in NOTES else title.removesuffix(ON_DISK)
+    return title == DAEMON, title.endswith(ON_DISK), list(NOTES).index(base)
 
 
 def note(title):
-    base = title.removesuffix(ON_DISK)
-    return NOTES[base] if title == base else f"As *{base}*."
+    return NOTES[title] if title in NOTES else f"As *{title.removesuffix(ON_DISK)}*."

@@ -71,7 +71,7 @@ def saver(context, mount, live):
     return save
 
 
-def against_copies(context, mount, native, live, shape, title=SAVES):
+def against_copies(context, mount, native, live, shape):
     copy = context.disk / "copy"
 
     def copied(by):
@@ -96,7 +96,7 @@ def against_copies(context, mount, native, live, shape, title=SAVES):
         ("copytree", "shutil.copytree, then syncfs", None),
     ):
         row = measure.Row(f"save, {shape}", alternative, measure.MILLISECONDS, figures["save"], figures[name], bar)
-        context.add(title, row)
+        context.add(SAVES, row)
 
 
 def check_step(mount, live):

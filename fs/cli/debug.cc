@@ -1,12 +1,14 @@
 // ckptfs debug bundle: one text file for a bug report.
+#include <fcntl.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -16,6 +18,7 @@
 #include "fs/cli/commands.h"
 #include "fs/cli/progress.h"
 #include "fs/cli/system.h"
+#include "io/fd.h"
 #include "io/process.h"
 
 namespace ckptfs::fs::cli {
@@ -97,9 +100,13 @@ void add_mount(Bundle& bundle, const std::string& self, const Target& target) {
 }
 
 int run(const BundleArguments& arguments) {
-  std::ofstream out(arguments.file, std::ios::out | std::ios::trunc);
-  if (!out) return fail(last_error(arguments.file));
-  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  std::error_code failed;
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe", failed);
+  if (failed) return fail("/proc/self/exe", Error(failed.value(), failed.message()));
+  // Made by us, for us alone: root may call it in a folder where others have put a link of that name.
+  const auto file = io::open_at(AT_FDCWD, arguments.file, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600);
+  if (!file) return fail(arguments.file, file.error());
+  std::ostringstream out;
   {
     const Waiting waiting("asking the machine and the mount");
     Bundle bundle(out);
@@ -108,8 +115,8 @@ int run(const BundleArguments& arguments) {
     if (target) add_mount(bundle, self, target.value());
     if (!target) bundle.add("the mount", target.error());
   }
-  out.close();
-  if (!out) return fail(Error(EIO, arguments.file + ": it could not be written whole"));
+  const auto written = io::write_full(file.value().get(), std::as_bytes(std::span(out.view())), 0);
+  if (!written) return fail(arguments.file, written.error());
   if (arguments.as_json) {
     print_json({{"file", arguments.file}});
   } else {
@@ -141,7 +148,8 @@ void add_debug(CLI::App& app, Chosen& chosen) {
   command->add_option("-o", arguments->file, "The file (default: ckptfs-debug-TIME.txt here)");
   command->add_flag("--json", arguments->as_json, "Print as JSON");
   command->footer(
-      "It has no content of files, no keys and no tokens. It has names of folders, users and hosts: read it before "
+      "The file must not be there yet. It has no content of files, no keys and no tokens. It has names of folders, "
+      "users and hosts: read it before "
       "you\n"
       "send it.\n"
       "Example:\n  ckptfs debug bundle\n  ckptfs debug bundle -o report.txt /ckpt");

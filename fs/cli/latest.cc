@@ -1,11 +1,8 @@
 // ckptfs latest: names the step that a training goes on from.
-#include <CLI/CLI.hpp>
 #include <cstdio>
-#include <memory>
 #include <nlohmann/json.hpp>
 
-#include "fs/cli/commands.h"
-#include "fs/cli/format.h"
+#include "fs/cli/path_command.h"
 #include "fs/cli/step_states.h"
 #include "fs/cli/system.h"
 
@@ -13,12 +10,6 @@ namespace ckptfs::fs::cli {
 namespace {
 
 using nlohmann::json;
-
-struct LatestArguments {
-  std::string series;
-  bool path = false;
-  bool as_json = false;
-};
 
 // The last of the steps, which is the newest by its number, and what it lacks.
 std::string why_none(const json& steps) {
@@ -43,15 +34,12 @@ Result<json> find_latest(const Target& target) {
   return Error(ENOENT, why_none(answer.at("steps")));
 }
 
-int run(const LatestArguments& arguments) {
-  const auto target = find_target(arguments.series.empty() ? std::nullopt : std::optional(arguments.series));
-  if (!target) return fail(target.error());
-  const auto latest = find_latest(target.value());
-  if (!latest) return fail(io::path_outside(target.value().mount, target.value().path), latest.error());
-  if (arguments.as_json) {
-    print_json(latest.value());
+Result<int> print_latest(const Target& target, const char* field, bool as_json) {
+  TRY_ASSIGN(const json latest, find_latest(target));
+  if (as_json) {
+    print_json(latest);
   } else {
-    std::printf("%s\n", latest.value().value(arguments.path ? "path" : "tag", "").c_str());
+    std::printf("%s\n", latest.value(field, "").c_str());
   }
   return kSuccess;
 }
@@ -59,19 +47,21 @@ int run(const LatestArguments& arguments) {
 }  // namespace
 
 void add_latest(CLI::App& app, Chosen& chosen) {
-  auto arguments = std::make_shared<LatestArguments>();
-  CLI::App* command = app.add_subcommand("latest", "Name the newest complete step of a series");
-  command->add_option("SERIES", arguments->series, "A series (default: the only one of the only mount)");
-  command->add_flag("--path", arguments->path, "Print the step's path, not its tag");
-  command->add_flag("--json", arguments->as_json, "Print as JSON what `state` prints");
-  command->footer(
-      "It is the complete step that a training saved last, not one that was copied in since. If no rule is set on the\n"
-      "series, nobody knows who saved; then it is the one with the highest number. Damaged steps, those of which only\n"
-      "the weights are left, and those of other users, except for the series' owner, are never named.\n"
-      "Exits with 1, and says why, if no step is complete.\n"
-      "Example:\n  ckptfs latest /ckpt/steps\n"
-      "  python train.py --resume_from_checkpoint \"$(ckptfs latest --path /ckpt/runs/my-model)\"");
-  command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
+  add_path_command(
+      app, chosen,
+      {"latest", "Name the newest complete step of a series", "SERIES",
+       "A series (default: the only one of the only mount)",
+       "It is the complete step that a training saved last, not one that was copied in since. If no rule is set on "
+       "the\n"
+       "series, nobody knows who saved; then it is the one with the highest number. Damaged steps, those of which "
+       "only\n"
+       "the weights are left, and those of other users, except for the series' owner, are never named.\n"
+       "Exits with 1, and says why, if no step is complete. --json prints what `state` prints.\n"
+       "Example:\n  ckptfs latest /ckpt/steps\n"
+       "  python train.py --resume_from_checkpoint \"$(ckptfs latest --path /ckpt/runs/my-model)\"",
+       [](const Target& target, bool as_json) { return print_latest(target, "tag", as_json); },
+       PathCommand::Flag{"--path", "Print the step's path, not its tag",
+                         [](const Target& target, bool as_json) { return print_latest(target, "path", as_json); }}});
 }
 
 }  // namespace ckptfs::fs::cli

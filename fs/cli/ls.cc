@@ -9,6 +9,7 @@
 #include "fs/cli/client.h"
 #include "fs/cli/commands.h"
 #include "fs/cli/format.h"
+#include "fs/cli/step_states.h"
 #include "fs/cli/system.h"
 
 namespace ckptfs::fs::cli {
@@ -96,9 +97,9 @@ void print_steps(const json& steps) {
 }
 
 // The columns that -o knows: fields of --json.
-constexpr const char* kFields[] = {"series", "tag",    "number",    "state",  "reason", "kind",      "ranks",
-                                   "files",  "bytes",  "exclusive", "shared", "mtime",  "completed", "saved",
-                                   "sealed", "pinned", "metric",    "stays",  "by",     "remote",    "path"};
+constexpr const char* kFields[] = {"series", "tag",       "number", "state", "reason",    "kind",  "ranks", "files",
+                                   "bytes",  "exclusive", "shared", "mtime", "completed", "saved", "owner", "sealed",
+                                   "pinned", "metric",    "stays",  "by",    "remote",    "path"};
 
 std::string all_fields() {
   std::string names;
@@ -145,9 +146,7 @@ int run(const LsArguments& arguments) {
   auto result = ask_and_wait(target.value().mount, "looking at the steps", "ls", {{"path", target.value().path}});
   if (!result) return fail(io::path_outside(target.value().mount, target.value().path), result.error());
   json& steps = result.value()["steps"];
-  for (json& step : steps) {
-    step["path"] = io::path_outside(target.value().mount, step.value("series", "") + "/" + step.value("tag", ""));
-  }
+  add_paths(steps, target.value().mount);
   if (arguments.as_json) {
     print_json(result.value());
   } else if (arguments.no_header || !arguments.columns.empty()) {

@@ -29,7 +29,7 @@ int run_path_command(const PathCommand& command, const PathArguments& arguments)
 void add_path_command(CLI::App& app, Chosen& chosen, const PathCommand& command) {
   auto arguments = std::make_shared<PathArguments>();
   CLI::App* subcommand = app.add_subcommand(command.name, command.description);
-  subcommand->add_option(command.argument, arguments->path, command.about_argument);
+  subcommand->add_option(command.argument, arguments->path, command.about_argument)->required(command.required);
   subcommand->add_flag("--json", arguments->as_json, "Print as JSON");
   if (command.flag) subcommand->add_flag(command.flag->name, arguments->flagged, command.flag->about);
   subcommand->footer(command.footer);

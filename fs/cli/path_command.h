@@ -25,6 +25,7 @@ struct PathCommand {
     std::function<Result<int>(const Target&, bool as_json)> run;
   };
   std::optional<Flag> flag = std::nullopt;
+  bool required = false;  // the path may not be left out
 };
 
 // Adds the command. It finds the mount, calls `run`, and prints errors of both.

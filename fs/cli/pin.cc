@@ -45,8 +45,10 @@ struct MarkArguments {
   bool as_json = false;
 };
 
-// An xattr brings back an errno alone. The daemon keeps the words for who asks (docs/control.md, `last_error`).
+// An xattr brings back an errno alone. The daemon keeps the words for who asks (docs/control.md, `last_error`). What
+// the kernel refuses by itself has none, and the daemon's would be of an earlier try.
 Error explained(const std::string& path, int code) {
+  if (code == EROFS || code == EACCES) return Error(code, std::generic_category().message(code));
   std::string words(4096, '\0');
   const ssize_t length = ::getxattr(path.c_str(), "user.ckptfs.last_error", words.data(), words.size());
   if (length <= 0) return Error(code, std::generic_category().message(code));

@@ -1,11 +1,9 @@
 // ckptfs state: is a step complete, and if not, why?
-#include <CLI/CLI.hpp>
 #include <cstdio>
-#include <memory>
 #include <nlohmann/json.hpp>
 
-#include "fs/cli/commands.h"
 #include "fs/cli/format.h"
+#include "fs/cli/path_command.h"
 #include "fs/cli/step_states.h"
 #include "fs/cli/system.h"
 
@@ -14,45 +12,34 @@ namespace {
 
 using nlohmann::json;
 
-struct StateArguments {
-  std::string step;
-  bool as_json = false;
-};
-
-Result<json> find_state(const Target& target) {
+Result<int> run_state(const Target& target, bool as_json) {
   TRY_ASSIGN(const json answer, ask_states(target));
   const std::string path = io::path_outside(target.mount, target.path);
   for (const json& step : answer.at("steps")) {
-    if (step.value("path", "") == path) return step;
+    if (step.value("path", "") != path) continue;
+    if (as_json) {
+      print_json(step);
+    } else {
+      std::printf("%s\n", printable(state_and_reason(step)).c_str());
+    }
+    return exit_code_of(step);
   }
   return Error(EINVAL, "it is no step; `ckptfs ls` lists them");
-}
-
-int run(const StateArguments& arguments) {
-  const auto target = find_target(arguments.step);
-  if (!target) return fail(target.error());
-  const auto step = find_state(target.value());
-  if (!step) return fail(arguments.step, step.error());
-  if (arguments.as_json) {
-    print_json(step.value());
-  } else {
-    std::printf("%s\n", printable(state_and_reason(step.value())).c_str());
-  }
-  return exit_code_of(step.value());
 }
 
 }  // namespace
 
 void add_state(CLI::App& app, Chosen& chosen) {
-  auto arguments = std::make_shared<StateArguments>();
-  CLI::App* command = app.add_subcommand("state", "Tell whether a step is complete, and if not, why");
-  command->add_option("STEP", arguments->step, "A step of a series")->required();
-  command->add_flag("--json", arguments->as_json, "Print as JSON");
-  command->footer(
-      "Exits with 0 if the step is complete or sealed, with 3 if it is damaged, else with 1.\n"
-      "Example:\n  ckptfs state /ckpt/steps/global_step100\n"
-      "  ckptfs state --json /ckpt/steps/global_step100");
-  command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
+  PathCommand command{"state",
+                      "Tell whether a step is complete, and if not, why",
+                      "STEP",
+                      "A step of a series",
+                      "Exits with 0 if the step is complete or sealed, with 3 if it is damaged, else with 1.\n"
+                      "Example:\n  ckptfs state /ckpt/steps/global_step100\n"
+                      "  ckptfs state --json /ckpt/steps/global_step100",
+                      run_state};
+  command.required = true;
+  add_path_command(app, chosen, command);
 }
 
 }  // namespace ckptfs::fs::cli

@@ -11,11 +11,15 @@ namespace ckptfs::fs::cli {
 
 using nlohmann::json;
 
+void add_paths(json& steps, const MountEntry& mount) {
+  for (json& step : steps) {
+    step["path"] = io::path_outside(mount, step.value("series", "") + "/" + step.value("tag", ""));
+  }
+}
+
 Result<json> ask_states(const Target& target) {
   TRY_ASSIGN(json answer, ask_and_wait(target.mount, "looking at the steps", "states", {{"path", target.path}}));
-  for (json& step : answer.at("steps")) {
-    step["path"] = io::path_outside(target.mount, step.value("series", "") + "/" + step.value("tag", ""));
-  }
+  add_paths(answer.at("steps"), target.mount);
   return answer;
 }
 

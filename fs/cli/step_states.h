@@ -8,6 +8,8 @@
 
 namespace ckptfs::fs::cli {
 
+// Gives each step its "path", with the mount point.
+void add_paths(nlohmann::json& steps, const MountEntry& mount);
 // The answer of the command `states` (fs/control/commands.h). Each step has its "path", too, with the mount point.
 Result<nlohmann::json> ask_states(const Target& target);
 

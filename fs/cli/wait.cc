@@ -23,7 +23,8 @@ using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kBetweenLooks{500};
-constexpr int kPauseFactor = 20;  // of what a look takes: thousands of steps are not looked at all the time
+constexpr std::chrono::seconds kLongestBetweenLooks{10};
+constexpr int kBetweenLooksFactor = 20;  // of what a look takes: thousands of steps are not looked at all the time
 constexpr const char* kNext = "next";
 
 struct WaitArguments {
@@ -48,7 +49,8 @@ const json* find_awaited(const json& steps, const std::string& awaited, const Co
   const json* found = nullptr;
   for (const json& step : steps) {
     const std::string tag = step.value("tag", "");
-    if (!is_whole(step) || (awaited != kNext && tag != awaited)) continue;
+    // Another user's step is not waited for: its files may do anything to who loads them.
+    if (!is_whole(step) || !step.value("trusted", false) || (awaited != kNext && tag != awaited)) continue;
     const auto known = before.find(tag);
     const bool is_new = known == before.end() || known->second != step.value("completed", int64_t{0});
     if (awaited != kNext || is_new) found = &step;
@@ -56,7 +58,7 @@ const json* find_awaited(const json& steps, const std::string& awaited, const Co
   return found;
 }
 
-// Looks until `look` finds something, or until `end`. What it waits for meanwhile is said once.
+// Looks again and again, until `end`. What stands in the way of a look is said once.
 class Looking {
  public:
   Looking(const Target& target, std::string awaited, std::optional<Clock::time_point> end)
@@ -77,7 +79,8 @@ class Looking {
       } else {
         return answer.error();
       }
-      const auto pause = std::max<Clock::duration>(kBetweenLooks, kPauseFactor * (Clock::now() - began));
+      const auto pause = std::clamp<Clock::duration>(kBetweenLooksFactor * (Clock::now() - began), kBetweenLooks,
+                                                     kLongestBetweenLooks);
       if (end_ && Clock::now() >= *end_) return Error(ETIMEDOUT, "timed out: " + why(answer));
       const auto until = Clock::now() + pause;
       std::this_thread::sleep_until(end_ ? std::min(until, *end_) : until);
@@ -104,7 +107,10 @@ int run(const WaitArguments& arguments) {
   std::optional<Clock::time_point> end;
   if (!arguments.timeout.empty()) {
     const auto limit = io::parse_duration(arguments.timeout);
-    if (!limit) return fail("--timeout " + arguments.timeout, limit.error()), kUsage;
+    if (!limit) {
+      fail("--timeout " + arguments.timeout, limit.error());
+      return kUsage;
+    }
     end = Clock::now() + limit.value();
   }
   const auto target = find_target(arguments.series);
@@ -130,7 +136,8 @@ void add_wait(CLI::App& app, Chosen& chosen) {
   command->add_option("--timeout", arguments->timeout, "Give up after this time (s, m, h, d, w; default: never)");
   command->add_flag("--json", arguments->as_json, "Print as JSON what `state` prints");
   command->footer(
-      "Prints the tag. Goes on waiting while the mount is started anew. Exits with 1 after the timeout, and says what\n"
+      "Prints the tag. Steps of other users, except for the series' owner, do not count. Goes on waiting while the "
+      "mount is started anew. Exits with 1 after the timeout, and says what\n"
       "the step lacks.\n"
       "Example:\n  ckptfs wait /ckpt/steps --for global_step200\n"
       "  ckptfs wait /ckpt/runs/my-model --for next --timeout 2h");

@@ -41,18 +41,30 @@ bool print_events(const Target& target, json& answer, bool as_json) {
         static_cast<unsigned long long>(answer.at("events").empty() ? answer.value("since", uint64_t{0})
                                                                     : answer.at("events")[0].value("number", 0)));
   }
-  for (json& event : answer.at("events")) {
-    event["path"] = io::path_outside(target.mount, event.value("series", "") + "/" + event.value("tag", ""));
+  add_paths(answer.at("events"), target.mount);
+  for (const json& event : answer.at("events")) {
     const std::string line = as_json ? event.dump(-1, ' ', false, json::error_handler_t::replace) : line_of(event);
     std::printf("%s\n", line.c_str());
   }
   return std::fflush(stdout) == 0;
 }
 
+// Of a series without rules nobody knows when a step begins or is complete.
+Result<> tell_without_rules(const Target& target) {
+  if (target.path == "/") return success();
+  TRY_ASSIGN(const json policy, ask_daemon(target.mount, "policy", {{"path", target.path}}));
+  if (policy.at("set").empty()) {
+    std::fprintf(stderr, "ckptfs: no rule is set on %s: `began` and `completed` are not told; ckptfs policy sets one\n",
+                 printable(io::path_outside(target.mount, target.path)).c_str());
+  }
+  return success();
+}
+
 Result<> watch(const Target& target, const WatchArguments& arguments) {
   json question = {{"path", target.path}};
   if (arguments.since) question["since"] = *arguments.since;
   ToldOnce told;
+  TRY(tell_without_rules(target));
   while (true) {
     auto answer = ask_daemon(target.mount, "events", question);
     if (answer) {

@@ -189,6 +189,7 @@ Result<json> states(meta::Store& store, Rotation& rotation, const Peer& peer, co
   const auto known = judged_steps(series);
   json rows = json::array(), newest = json::object();
   std::set<meta::InodeNumber> visible;
+  std::map<std::string, uint32_t> owners;  // of the series
   for (const meta::StepInfo& step : steps) {
     visible.insert(step.inode);
     rows.push_back(to_json(step));
@@ -196,6 +197,11 @@ Result<json> states(meta::Store& store, Rotation& rotation, const Peer& peer, co
   }
   for (const auto& [name, one] : series) {
     newest[name] = newest_for(one.status, visible, peer.credentials.uid).value_or("");
+    owners[name] = one.status.owner;
+  }
+  for (json& row : rows) {
+    const uint32_t owner = row.value("owner", uint32_t{0});
+    row["trusted"] = row.contains("owner") && (owner == peer.credentials.uid || owner == owners[row.at("series")]);
   }
   return json{{"steps", std::move(rows)}, {"newest", std::move(newest)}};
 }

@@ -19,8 +19,9 @@ class Filesystem;
 //                                     "warnings"}; needs write and search permission on the series
 //   ls {"path"}                    -> {"steps": [...]}: of the series at `path`, of that one step, or, for "/", of
 //                                     every series that the caller may read
-//   states {"path"}                -> {"steps": as in ls, without what they cost, "newest": {SERIES: TAG}}: the step
-//                                     that the caller goes on from; "": none is complete
+//   states {"path"}                -> {"steps": [as in ls, without what they cost, and with "trusted": it is the
+//                                     caller's or the series' owner's], "newest": {SERIES: TAG}}: the step that the
+//                                     caller goes on from; "": none is complete
 //   show {"path"}                  -> {"step": as in ls, "files": [{"path", "apparent", "exclusive", "shared"}]}
 // du {"path"}                    -> {"steps": [...], "series": {...}, "live", "rest", "nobody", "all"}: what each
 //                                     step costs on the disk, and in "series" all steps of each series together.

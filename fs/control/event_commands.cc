@@ -67,6 +67,7 @@ Result<json> events(Filesystem& fs, const Peer& peer, const json& arguments) {
                     {"event", meta::name_of(event.what)},
                     {"series", fs.tree.path_of(event.series)},
                     {"tag", event.tag},
+                    {"owner", event.owner},
                     {"detail", visible.detail(event)}});
   }
   const uint64_t lost = found.empty() ? 0 : found.front().first - since - 1;

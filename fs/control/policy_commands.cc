@@ -126,6 +126,7 @@ json judged_step(const StepStatus& step, const meta::Decision& decision) {
               {"reason", step.reason},
               {"ranks", step.ranks},
               {"completed", seconds_of(step.facts.completed)},
+              {"owner", step.facts.owner},
               {"metric", step.facts.metric ? json(*step.facts.metric) : json()},
               {"stays", decision.stays},
               {"thins", decision.thins},

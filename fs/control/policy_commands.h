@@ -11,7 +11,7 @@ namespace ckptfs::fs {
 
 class Filesystem;
 
-// {"tag", "number", "state", "reason", "files", "bytes", "ranks", "completed", "metric", "stays", "thins",
+// {"tag", "number", "state", "reason", "files", "bytes", "ranks", "completed", "owner", "metric", "stays", "thins",
 // "full_because", "by"}. "files" and "bytes" are missing for a step that could not be inspected.
 nlohmann::json judged_step(const StepStatus& step, const meta::Decision& decision);
 

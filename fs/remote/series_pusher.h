@@ -117,7 +117,7 @@ class SeriesPusher {
   bool is_resting(meta::InodeNumber step) const;
   Result<bool> is_better_there(const Candidate& candidate);
   Result<bool> is_as_fetched(const Candidate& candidate, const LocalStep& image);
-  Result<> note_pushed(meta::InodeNumber step, std::string name);
+  Result<> note_pushed(meta::InodeNumber step, const std::string& name);
   Result<> note_pushed_by_hand(meta::InodeNumber step, const LocalStep& image, const std::string& name);
   Result<bool> is_removed_there(const Candidate& candidate, const LocalStep& image);
   Result<bool> is_not_kept(const Candidate& candidate);

@@ -1,6 +1,5 @@
 // Which steps are not pushed: what cannot be, what the remote has already, what was removed or ended there, and what
 // its rules would not keep.
-#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -109,9 +108,9 @@ Result<bool> SeriesPusher::is_as_fetched(const Candidate& candidate, const Local
 }
 
 // So that who watches the series is told, and told once.
-Result<> SeriesPusher::note_pushed(meta::InodeNumber step, std::string name) {
-  std::ranges::replace(name, '\n', '?');  // it becomes a line of the ledger
-  const auto noted = meta::change_ledger(env_.store, step, [&](meta::LedgerEntry& entry) { entry.pushed = name; });
+Result<> SeriesPusher::note_pushed(meta::InodeNumber step, const std::string& name) {
+  const auto note = [&name](meta::LedgerEntry& entry) { meta::note_pushed(entry, name); };
+  const auto noted = meta::change_ledger(env_.store, step, note);
   return noted || noted.error().errno_value() == ENOENT ? Result<>(success()) : noted.error();
 }
 

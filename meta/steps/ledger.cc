@@ -184,6 +184,11 @@ void note_whole(LedgerEntry& entry, InodeNumber series, WallTime changed, WallTi
   entry.whole = changed;
 }
 
+void note_pushed(LedgerEntry& entry, std::string name) {
+  std::ranges::replace(name, '\n', '?');  // it becomes a line
+  entry.pushed = std::move(name);
+}
+
 bool share_a_run(const LedgerEntry& one, const LedgerEntry& other) {
   return std::ranges::any_of(one.writers, [&other](const StepWriter& writer) {
     return writer.is_run() && (find_in(other.writers, writer) != nullptr || find_in(other.savers, writer) != nullptr);

@@ -99,6 +99,8 @@ bool is_noted(const LedgerEntry& entry, const std::optional<StepWriter>& writer)
 // It was found whole in `series`. The newest change of its files is `changed`; of those that each save writes the
 // oldest is `oldest` (zero: it has none), which tells a save from a note that somebody added.
 void note_whole(LedgerEntry& entry, InodeNumber series, WallTime changed, WallTime oldest);
+// It was pushed, and is called so there.
+void note_pushed(LedgerEntry& entry, std::string name);
 // Has a process that is no command, and writes or wrote last to `one`, written to the other?
 bool share_a_run(const LedgerEntry& one, const LedgerEntry& other);
 // True: all of them are commands of this boot, and others may go on, as those of a script that fills a step.

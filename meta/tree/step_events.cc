@@ -14,11 +14,11 @@ constexpr std::array kNames{"began", "completed", "set_aside", "renamed", "thinn
 
 const char* name_of(StepEvent::What what) { return kNames[static_cast<size_t>(what)]; }
 
-// "completed TIME STEP SERIES", then tag and detail. Each ends with a zero byte, which no name has.
+// "completed TIME STEP SERIES OWNER", then tag and detail. Each ends with a zero byte, which no name has.
 std::string encode_event(const StepEvent& event) {
   std::ostringstream text;
   text << name_of(event.what) << ' ' << event.time.time_since_epoch().count() << ' ' << event.step << ' '
-       << event.series << '\0' << event.tag << '\0' << event.detail << '\0';
+       << event.series << ' ' << event.owner << '\0' << event.tag << '\0' << event.detail << '\0';
   return text.str();
 }
 
@@ -30,7 +30,7 @@ Result<StepEvent> decode_event(const std::string& text) {
   std::string name;
   int64_t time = 0;
   StepEvent event;
-  head >> name >> time >> event.step >> event.series;
+  head >> name >> time >> event.step >> event.series >> event.owner;
   const auto known = std::ranges::find(kNames, name);
   if (head.fail() || known == kNames.end() || parts.size() != 3)
     return Error(EIO, "the index holds a damaged record of what happened to a step");

@@ -30,6 +30,7 @@ struct StepEvent {
   WallTime time;
   InodeNumber step = 0;
   InodeNumber series = 0;
+  uint32_t owner = 0;  // uid of the step's
   std::string tag;
   std::string detail;
 };

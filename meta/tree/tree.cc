@@ -298,10 +298,15 @@ void Tree::Change::note_event(StepEvent::What what, InodeNumber directory, const
                               const std::string& detail) {
   if (!record.is_dir()) return;
   const auto above = tree_.index_.inode(record.parent);
-  if (!above || (above.value().flags & kSeries) == 0) return;
-  const auto name = tree_.own_name(directory, record);
-  if (!name || !tree_.is_told_of(what, directory, record, name.value())) return;
-  events_.push_back({what, wall_time(now()), directory, record.parent, name.value(), detail});
+  if (above && (above.value().flags & kSeries) == 0) return;
+  const auto name = above ? tree_.own_name(directory, record) : above.error();
+  if (!name) {
+    log::warn("inode {}: that it was {} is not told to who watches: {}", directory, name_of(what),
+              name.error().message());
+    return;
+  }
+  if (!tree_.is_told_of(what, directory, record, name.value())) return;
+  events_.push_back({what, wall_time(now()), directory, record.parent, record.uid, name.value(), detail});
 }
 
 void Tree::Change::drop_name(InodeNumber number, InodeRecord& record, const std::string& why) {

@@ -15,7 +15,7 @@ import plan
 from checking import equal, true
 
 pytestmark = [pytest.mark.builds("venv"), pytest.mark.usefixtures("own_mounts", "venv"), pytest.mark.timeout(300),
-              pytest.mark.disk(2), pytest.mark.alone]
+              pytest.mark.disk(2), pytest.mark.alone, pytest.mark.long]
 
 
 def test_each_row_is_there():

@@ -51,6 +51,11 @@ def test_a_bundle_for_a_bug_report(store, work, scratch, monkeypatch):
         write(mount.path / "file-with-a-name", b"very secret content")
         done = status_is(ckptfs("debug", "bundle", "-o", scratch / "report.txt", mount.path), 0)
         true("read it before you send it" in done.stdout, done.stdout)
+        equal((scratch / "report.txt").stat().st_mode & 0o777, 0o600, "who may read it")
+        (scratch / "link").symlink_to(scratch / "token")
+        for there in ("report.txt", "link"):
+            status_is(ckptfs("debug", "bundle", "-o", scratch / there, mount.path), 1, "File exists")
+        true("secret" in (scratch / "token").read_text(), "a link that somebody else has put there")
         text = (scratch / "report.txt").read_text()
         for wanted in ("==== uname -a", "doctor --json", f'"mountpoint": "{mount.path}"', "is mounted at", '"version"', "VmRSS"):
             true(wanted in text, f"{wanted} is not in it")
@@ -59,5 +64,5 @@ def test_a_bundle_for_a_bug_report(store, work, scratch, monkeypatch):
     status_is(ckptfs("debug", "bundle", "-o", scratch / "none.txt", "/proc"), 0)
     true("is not on a ckptfs mount" in (scratch / "none.txt").read_text(), "it says that there is no mount")
     status_is(ckptfs("debug", "bundle", "-o", scratch / "no" / "folder"), 1, "No such file")
-    equal(json.loads(ckptfs("debug", "bundle", "--json", "-o", scratch / "none.txt", "/proc").stdout),
-          {"file": str(scratch / "none.txt")}, "JSON")
+    equal(json.loads(ckptfs("debug", "bundle", "--json", "-o", scratch / "again.txt", "/proc").stdout),
+          {"file": str(scratch / "again.txt")}, "JSON")

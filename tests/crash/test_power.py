@@ -262,8 +262,29 @@ def keep_a_fetch(mount):
     same_bytes(read(mount.path / "steps/step_1/model.safetensors"), noise(MIB, 4), "what was fetched")
 
 
+def keep_what_was_told(mount):
+    """Nothing syncs a rename, but who watches was told of it."""
+    series = mount.path / "steps"
+    for number in (1, 2):
+        (series / f"checkpoint-{number}").mkdir()
+        write(series / f"checkpoint-{number}" / "trainer_state.json", b"{}")
+    os.rename(series / "checkpoint-1", series / "checkpoint-3")
+
+    def told():
+        return run("timeout", "2", mount.binary, "watch", "--json", "--since", "0", mount.path, check=False).stdout
+
+    before = told()
+    true('"checkpoint-3"' in before, f"it is told: {before}")
+    yield
+    equal(sorted(os.listdir(series)), ["checkpoint-2", "checkpoint-3"], "the steps")
+    os.rename(series / "checkpoint-2", series / "checkpoint-4")
+    equal(told().splitlines()[:1], before.splitlines(), "what was told, by its number")
+    equal(len(told().splitlines()), 2, "and what came since")
+
+
 @pytest.mark.parametrize("keep", (keep_a_file, keep_a_save, keep_a_save_of_what_was_saved, keep_a_seal, keep_a_removal,
-                                  keep_what_the_library_synced, keep_a_commit, keep_a_commit_into_a_step, keep_a_part, keep_a_fetch))
+                                  keep_what_the_library_synced, keep_a_commit, keep_a_commit_into_a_step, keep_a_part, keep_a_fetch,
+                                  keep_what_was_told))
 def test_what_has_returned_is_kept(crashing_mount, mode, keep):
     """The power goes right behind it."""
     mount = crashing_mount(image="1G", mode=mode, options=("quiet=30s",))  # nothing else syncs

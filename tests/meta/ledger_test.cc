@@ -208,6 +208,17 @@ TEST_F(LedgerTest, EachFactIsKept) {
   }
 }
 
+TEST_F(LedgerTest, AnyNameThatItWasPushedAsIsKept) {
+  make_folder("/steps/checkpoint-1");
+  const InodeNumber step = at("/steps/checkpoint-1");
+  for (const std::string name : {" a \"b\" \\c ", "run 1\n", "~2"}) {
+    ASSERT_TRUE(change_ledger(*store_, step, [&name](LedgerEntry& entry) { note_pushed(entry, name); }));
+    LedgerEntry entry;
+    note_pushed(entry, name);
+    EXPECT_EQ(ledger_of(*store_, step).value().pushed, entry.pushed);
+  }
+}
+
 // As they were written before "again" told that it was a run.
 TEST_F(LedgerTest, OldRecordsAreRead) {
   make_folder("/steps/checkpoint-1");

@@ -97,6 +97,9 @@ def test_latest_is_no_strangers_step(mount):
     equal(as_stranger.stdout.strip(), "checkpoint-99", "the stranger's own")
     as_third = run("setpriv", "--reuid=4712", "--regid=4712", "--clear-groups", CKPTFS, "latest", mount.path / SERIES)
     equal(as_third.stdout.strip(), "checkpoint-10", "a third one's: that of the series' owner")
+    awaited = ("wait", mount.path / SERIES, "--for", "checkpoint-99", "--timeout", "1s")
+    status_is(ckptfs(*awaited), 1, "timed out")
+    equal(run("setpriv", "--reuid=4711", "--regid=4711", "--clear-groups", CKPTFS, *awaited).stdout, "checkpoint-99\n", "its owner's")
     strange.chmod(0o700)
     rows = run("setpriv", "--reuid=4712", "--regid=4712", "--clear-groups", CKPTFS, "ls", "--json", mount.path / SERIES)
     equal([step["tag"] for step in json.loads(rows.stdout)["steps"]], ["checkpoint-10"], "what a third one may list")
@@ -121,6 +124,9 @@ def test_state(mount):
     equal([(one.number, one.complete) for one in api.steps(mount.path / SERIES)], [(10, True), (20, False)], "steps")
     with raises(errno.ENOENT):
         api.state(mount.path / SERIES / "checkpoint-77")
+    for path in (mount.path / SERIES, mount.path):
+        with pytest.raises(ValueError, match="it is no step"):
+            api.state(path)
     with pytest.raises(ValueError):
         api.latest("/proc/self")
 

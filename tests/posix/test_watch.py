@@ -154,6 +154,8 @@ def test_lines_for_people(mount):
         status_is(ckptfs("rm", step), 0)
         line = process.stdout.readline()
         true(line.endswith(f"Z {step} removed: ckptfs rm\n"), line)
+        equal(json.loads(run("timeout", "2", CKPTFS, "watch", "--json", "--since", "0", mount.path, check=False).stdout)["owner"],
+              os.geteuid(), "whose step it was")
     finally:
         process.kill()
         process.communicate()
@@ -197,6 +199,11 @@ def test_what_cannot_be_watched(mount):
     make_series(mount)
     step = write_step(mount, 10)
     status_is(ckptfs("watch", step), 1, "can be a series")
+    status_is(ckptfs("watch", mount.path / "nowhere"), 1, "nowhere")
+    said = run("timeout", "2", CKPTFS, "watch", mount.path / SERIES, check=False).stderr
+    true("no rule is set" in said and "ckptfs policy" in said, f"what will not be told: {said}")
+    mount.control(SERIES, "keep_last", "3")
+    equal(run("timeout", "2", CKPTFS, "watch", mount.path / SERIES, check=False).stderr, "", "with a rule")
     with pytest.raises(FileNotFoundError):
         next(api.watch(mount.path / "nowhere"))
     events = api.watch(mount.path, since=0)

@@ -69,9 +69,12 @@ def steps(series: str | os.PathLike[str]) -> list[Step]:
 
 
 def state(step: str | os.PathLike[str]) -> Step:
-    """Returns what is known of one step. Errors are those of latest()."""
+    """Returns what is known of one step. ValueError: it is none. Other errors are those of latest()."""
     mount, path = _place(step)
-    return _steps(mount, _ask(mount, "states", {"path": path}))[0]
+    found = [one for one in _steps(mount, _ask(mount, "states", {"path": path})) if one.path == mount / path[1:]]
+    if not found:
+        raise ValueError(f"{os.fspath(step)}: it is no step; `ckptfs ls` lists them")
+    return found[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Event:
     what: str  # began, completed, set_aside, renamed, thinned, pushed or removed
     path: pathlib.Path  # of the step, then
     tag: str
+    owner: int  # uid of the step's; in a folder where many may write another user's step is not to be loaded
     detail: str  # its new name, what it is called in the remote, or what removed it
 
 
@@ -107,8 +111,8 @@ def watch(series: str | os.PathLike[str], since: int | None = None) -> Iterator[
         if answer["lost"]:
             raise OSError(errno.ENODATA, f"{answer['lost']} events behind number {question['since']} are kept no more")
         for one in answer["events"]:
-            yield Event(number=one["number"], time=one["time"], what=one["event"], tag=one["tag"], detail=one["detail"],
-                        path=mount.joinpath(one["series"].lstrip("/"), one["tag"]))
+            yield Event(number=one["number"], time=one["time"], what=one["event"], tag=one["tag"], owner=one["owner"],
+                        detail=one["detail"], path=mount.joinpath(one["series"].lstrip("/"), one["tag"]))
         more = "since" in question and question["since"] != answer["since"]
         question["since"] = answer["since"]
         if not more:

@@ -107,13 +107,15 @@ Result<> check_tag(std::string_view tag) {
 }
 
 std::optional<uint64_t> step_number(std::string_view name) {
-  for (const std::string_view prefix :
-       std::array<std::string_view, 5>{"global_step", "checkpoint-", "step_", "step-", "step"}) {
+  for (const std::string_view prefix : std::array<std::string_view, 8>{
+           "global_step", "global_step_", "checkpoint-", "checkpoint_", "iter_", "step_", "step-", "step"}) {
     if (const auto number = number_behind(name, prefix)) return number;
   }
-  const size_t at = name.rfind("step=");
-  if (name.starts_with("epoch=") && at != std::string_view::npos) {
-    std::string_view digits = name.substr(at + 5);
+  for (const auto& [begin, key] : std::array<std::pair<std::string_view, std::string_view>, 3>{
+           {{"epoch=", "step="}, {"epoch_", "_step_"}, {"ep", "-ba"}}}) {
+    const size_t at = name.rfind(key);
+    if (!name.starts_with(begin) || at == std::string_view::npos || at < begin.size()) continue;
+    std::string_view digits = name.substr(at + key.size());
     digits = digits.substr(0, std::find_if_not(digits.begin(), digits.end(), is_digit) - digits.begin());
     return decimal(digits);
   }

@@ -51,7 +51,9 @@ std::string set_aside_name(std::string_view tag, unsigned attempt);
 bool is_set_aside_name(std::string_view name);
 // EINVAL, in words, for a reserved or impossible tag.
 Result<> check_tag(std::string_view tag);
-// The number a step's name carries (global_step100, checkpoint-500, step_7, epoch=3-step=900); none: no step's name.
+// The number that a step's name carries; none: no step's name. By DeepSpeed (global_step100), transformers
+// (checkpoint-500), accelerate (checkpoint_3), Megatron (iter_0000100), verl (global_step_5), Lightning
+// (epoch=3-step=900), Automodel (epoch_0_step_900), Composer (ep0-ba900), and step_7, step-7, step7.
 std::optional<uint64_t> step_number(std::string_view name);
 // Likewise of any name: otherwise its last digits, 100 of "iter_0000100"; none: it has none, or too many.
 std::optional<uint64_t> last_number_in(std::string_view name);

@@ -19,6 +19,7 @@
 #include "io/log.h"
 #include "meta/accounting/accounting.h"
 #include "meta/formats/safetensors.h"
+#include "meta/formats/step_names.h"
 #include "meta/steps/policy.h"
 #include "meta/steps/steps.h"
 #include "meta/time.h"
@@ -29,6 +30,7 @@ namespace {
 
 using meta::Reason;
 using meta::formats::Completeness;
+using meta::formats::FileRole;
 using meta::formats::kWeightsIndexName;
 using meta::formats::kWeightsName;
 using meta::formats::TensorMap;
@@ -143,7 +145,7 @@ Result<std::shared_ptr<const views::StepView>> Thinner::view_of(meta::InodeNumbe
 Result<Thinner::Model> Thinner::model_of(const View& view, const std::string& type, const std::string& name) {
   Model model;
   model.type = type;
-  const View::Node* link = child_of(view, kWeightsName, View::Kind::link);
+  const View::Node* link = child_of(view, name == meta::formats::kAdapterName ? name : kWeightsName, View::Kind::link);
   if (link == nullptr) link = child_of(view, kWeightsIndexName, View::Kind::link);
   for (const views::ModelType& one : views::kModelTypes) {
     const bool linked = link != nullptr && link->text->find(std::string(".") + one.name + ".") != std::string::npos;
@@ -183,6 +185,11 @@ Result<Thinner::Plan> Thinner::make_plan(meta::InodeNumber step, const std::stri
   }
   if (map.parameters.empty() || !map.names_from.empty()) {
     return Error(EINVAL, "no file of it tells the names of its tensors (it is a save alone, say)");
+  }
+  const auto names = meta::formats::names_of(plan.of_step());
+  const bool megatron = names.has_at_top(FileRole::megatron) && names.has_at_top(FileRole::dcp_metadata);
+  if (megatron || names.has(FileRole::rank_pickle)) {
+    return Error(EINVAL, "what has saved it (Megatron, verl) loads no weights without what lies beside them");
   }
   if (const std::string other = meta::formats::unknown_weights(map); !other.empty()) {
     return Error(EINVAL, "the tensor " + other + " is neither in the model nor known to be for a resume");

@@ -10,6 +10,7 @@
 #include "io/digest.h"
 #include "meta/formats/file_kinds.h"
 #include "meta/formats/safetensors.h"
+#include "meta/formats/thinning.h"
 
 namespace ckptfs::fs::views {
 namespace {
@@ -293,7 +294,7 @@ std::vector<View::Weight> View::weights() {
                                    [](const Parameter& parameter) { return parameter.states.contains("fp32"); });
   std::vector<Weight> weights;
   for (const Parameter& parameter : parameters) {
-    if (parameter.kind == Parameter::Kind::other) continue;
+    if (parameter.kind >= Parameter::Kind::other) continue;
     const bool trained = masters && parameter.kind == Parameter::Kind::trained;
     const auto state = parameter.states.find(trained ? "fp32" : "param");
     if (state == parameter.states.end()) return lacks(parameter.name + " has no weights");
@@ -312,7 +313,8 @@ void View::add_models() {
   const std::string name = std::string(kModel) + '.' + type->name;
   const bool whole = nodes_[0].children.contains(name + ".safetensors");
   if (whole) {
-    add_link(0, "model.safetensors", name + ".safetensors");
+    const std::string own = meta::formats::weights_name(source_.map, source_.files);
+    add_link(0, own == meta::formats::kAdapterName ? own : "model.safetensors", name + ".safetensors");
   } else {
     add_link(0, "model.safetensors.index.json", std::string("model.safetensors.index.") + type->name + ".json");
   }
@@ -398,15 +400,18 @@ std::string View::header_of(const Model& model) {
   return meta::formats::safetensors_header(header, kSharedBlock, model.begin);
 }
 
-// Adds what transformers wants beside the weights, out of the step's own folder.
+// Adds what transformers wants beside the weights, out of the step's own folder, or out of that in which verl leaves
+// it.
 void View::add_model_files() {
+  constexpr std::string_view of_verl = "actor/huggingface/";
   constexpr std::array<std::string_view, 5> endings{".json", ".txt", ".model", ".jinja", ".tiktoken"};
   for (size_t index = 0; index < source_.files.size(); ++index) {
-    const std::string& path = source_.files[index].path;
-    const bool wanted = path.find('/') == std::string::npos && !path.ends_with(".index.json") &&
-                        path != "trainer_state.json" && !nodes_[0].children.contains(path) &&
-                        std::any_of(endings.begin(), endings.end(), [&](auto e) { return path.ends_with(e); });
-    if (wanted) add_file(0, path, index);
+    std::string name = source_.files[index].path;
+    if (name.starts_with(of_verl)) name.erase(0, of_verl.size());
+    const bool wanted = name.find('/') == std::string::npos && !name.ends_with(".index.json") &&
+                        name != "trainer_state.json" && !nodes_[0].children.contains(name) &&
+                        std::any_of(endings.begin(), endings.end(), [&](auto e) { return name.ends_with(e); });
+    if (wanted) add_file(0, name, index);
   }
 }
 

@@ -109,4 +109,31 @@ Result<Tensor> assembled(Dtype dtype, const Shape& shape, std::vector<PlacedBox>
   return Tensor{dtype, shape, std::move(pieces), {}};
 }
 
+Result<std::vector<Tensor>> rows_of(const Tensor& tensor, MapBudget& budget) {
+  std::vector<Tensor> rows;
+  for (uint64_t row = 0; row < tensor.shape.front(); ++row) {
+    rows.push_back({tensor.dtype, {tensor.shape.begin() + 1, tensor.shape.end()}, {}});
+    if (!budget.take(rows.back())) return Error(ENOTSUP, kTooManyTensors);
+  }
+  const uint64_t size = rows.empty() ? 0 : *elements_of(rows.front().shape) * size_of(tensor.dtype);
+  uint64_t at = 0;  // bytes of the pieces before
+  for (const Piece& piece : tensor.pieces) {
+    for (uint64_t done = 0, part = 0; done < piece.size; done += part, at += part) {
+      part = std::min(piece.size - done, size - at % size);
+      rows[at / size].pieces.push_back({piece.file, piece.offset + done, part});
+      if (!budget.take(sizeof(Piece))) return Error(ENOTSUP, kTooManyTensors);
+    }
+  }
+  for (const auto& [box, piece] : tensor.boxes) {
+    const Box rest{{box.offsets.begin() + 1, box.offsets.end()}, {box.sizes.begin() + 1, box.sizes.end()}};
+    const uint64_t bytes = box.sizes.front() == 0 ? 0 : piece.size / box.sizes.front();
+    for (uint64_t row = 0; row < box.sizes.front(); ++row) {
+      PlacedBox placed{rest, {piece.file, piece.offset + row * bytes, bytes}};
+      if (!budget.take(placed)) return Error(ENOTSUP, kTooManyTensors);
+      rows[box.offsets.front() + row].boxes.push_back(std::move(placed));
+    }
+  }
+  return rows;
+}
+
 }  // namespace ckptfs::meta::formats

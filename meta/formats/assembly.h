@@ -20,4 +20,8 @@ Result<> check_tiling(const std::vector<PlacedBox>& boxes, const Shape& shape);
 // tensor is cut into more runs than the budget allows.
 Result<Tensor> assembled(Dtype dtype, const Shape& shape, std::vector<PlacedBox> boxes, MapBudget& budget);
 
+// The tensors that lie at each place of the first dimension, which there is: what is left has no such dimension. Fails
+// with ENOTSUP if they exceed the budget.
+Result<std::vector<Tensor>> rows_of(const Tensor& tensor, MapBudget& budget);
+
 }  // namespace ckptfs::meta::formats

@@ -2,32 +2,35 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #include "io/fd.h"
 #include "meta/formats/dcp.h"
 #include "meta/formats/deepspeed.h"
+#include "meta/formats/deepspeed_files.h"
 #include "meta/formats/file_kinds.h"
 #include "meta/formats/pickle_access.h"
+#include "meta/formats/rank_pickles.h"
 #include "meta/formats/safetensors.h"
 #include "meta/formats/saved_step.h"
 #include "meta/formats/torch_file.h"
 #include "meta/formats/weight_index.h"
-#include "meta/names.h"
 
 namespace ckptfs::meta::formats {
 namespace {
 
-// Returns the folder of the DeepSpeed checkpoint in a Trainer's: "global_step500/". Of several it is the one with the
-// highest number, which was saved last.
+// Returns the folder of the DeepSpeed checkpoint in a Trainer's or accelerate's: "global_step500/". Of several it is
+// the one with the highest number, which was saved last.
 std::optional<std::string> inner_folder(const StepFiles& files) {
   std::optional<std::string> found;
   uint64_t newest = 0;
   for (const StepFiles::File& file : files.list()) {
     const size_t slash = file.path.find('/');
     if (slash == std::string::npos) continue;
-    const auto number = step_number(file.path.substr(0, slash));
+    const auto number = inner_number(std::string_view(file.path).substr(0, slash));
     if (!number || (found && *number <= newest)) continue;
     if (!is_deepspeed_file(std::string_view(file.path).substr(slash + 1))) continue;
     found = file.path.substr(0, slash + 1);
@@ -36,11 +39,18 @@ std::optional<std::string> inner_folder(const StepFiles& files) {
   return found;
 }
 
-void add_safetensors(const StepFiles& files, uint32_t index, TensorMap& map, MapBudget& budget) {
+// `shards`: may it be one of those that DCP's writer for Hugging Face makes of each rank's part?
+// Source: torch/distributed/checkpoint/_hf_utils.py
+void add_safetensors(const StepFiles& files, uint32_t index, bool shards, TensorMap& map, MapBudget& budget) {
+  constexpr const char* kSharding = "DCP_SHARDING_INFO";
   const std::string& path = files.list()[index].path;
   const auto file = files.open(index);
-  auto header = file ? read_safetensors_header(files.limited(file.value())) : file.error();
+  auto header = file ? read_safetensors_header(files.limited(file.value()), shards ? "" : kSharding) : file.error();
   if (!header) return add_problem(map, {path, header.error().message()});
+  if (header.value().metadata.contains(kSharding)) {
+    const char* const why = "it holds a rank's part of each tensor, and does not tell of how many; consolidate them";
+    return add_problem(map, {path, why, Problem::Kind::left_out});
+  }
   for (SafeTensor& tensor : header.value().tensors) {
     Tensor whole{tensor.dtype, std::move(tensor.shape), {{index, tensor.offset, tensor.size}}};
     if (!budget.add(map, tensor.name, std::move(whole))) return add_problem(map, {path, kTooManyTensors});
@@ -83,7 +93,8 @@ std::set<std::string> weight_files(const StepFiles& files, const std::string& wh
     const std::string& path = files.list()[index].path;
     if (path == whole) return {whole};
     if (path == whole + ".index.json") index_file = index;
-    if (lies_at_top(path) && path.ends_with(ending) && !(saved && is_rank_file(path))) candidates.insert(path);
+    const bool weights = lies_at_top(path) && path.ends_with(ending) && !kind_of(path).is_resume_state();
+    if (weights && !(saved && is_rank_file(path))) candidates.insert(path);
   }
   if (!index_file) return candidates.size() == 1 ? candidates : std::set<std::string>();
   auto named = files_of_index(files, *index_file);
@@ -104,7 +115,7 @@ void add_weights(const StepFiles& files, TensorMap& map, const MapOptions& optio
   MapBudget budget(options);
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
-    if (safe.contains(path)) add_safetensors(files, index, map, budget);
+    if (safe.contains(path)) add_safetensors(files, index, false, map, budget);
     if (torch.contains(path) && path.starts_with("pytorch_model")) add_torch_weights(files, index, map, budget);
   }
   std::set<std::string_view> names;
@@ -118,6 +129,45 @@ void append(TensorMap& map, TensorMap more) {
   for (Problem& problem : more.problems) add_problem(map, std::move(problem));
 }
 
+// The name that PEFT gives in its files to what is called so in the model: "lora_A.default.weight".
+std::string name_in_adapter(std::string name) {
+  for (const std::string_view part : {".modules_to_save.default", ".default"}) {
+    const size_t at = name.find(part);
+    if (at == std::string::npos) continue;
+    name.erase(at, part.size());
+    break;
+  }
+  return name;
+}
+
+// Where an adapter was trained its file is the model, and DeepSpeed's files have the optimizer's states of its tensors.
+void take_adapter(const StepFiles& files, TensorMap& map, const MapOptions& options) {
+  const auto index = index_of(files.list(), kAdapterName);
+  if (!index) return;
+  TensorMap adapter = read_safetensors(files, *index, options);
+  std::map<std::string_view, Parameter*> by_name;
+  for (Parameter& parameter : adapter.parameters) {
+    parameter.kind = Parameter::Kind::frozen;  // unless DeepSpeed has it, too
+    by_name.emplace(parameter.name, &parameter);
+  }
+  for (Parameter& parameter : std::exchange(map.parameters, {})) {
+    const auto known = by_name.find(name_in_adapter(parameter.name));
+    const auto master = parameter.states.find("fp32");
+    const bool same = known != by_name.end() && master != parameter.states.end() &&
+                      master->second.shape == known->second->states.at(kParam).shape;
+    if (same) {
+      known->second->kind = parameter.kind;
+      known->second->ds_id = parameter.ds_id;
+      known->second->states.merge(parameter.states);
+    } else {
+      parameter.kind = Parameter::Kind::other;
+      map.parameters.push_back(std::move(parameter));
+    }
+  }
+  std::erase_if(map.problems, [](const Problem& problem) { return problem.reason == kExcludesFrozen; });
+  append(map, std::move(adapter));
+}
+
 }  // namespace
 
 std::optional<std::string> deepspeed_folder(const StepFiles& files) {
@@ -127,7 +177,7 @@ std::optional<std::string> deepspeed_folder(const StepFiles& files) {
 TensorMap read_safetensors(const StepFiles& files, uint32_t index, const MapOptions& options) {
   TensorMap map;
   MapBudget budget(options);
-  add_safetensors(files, index, map, budget);
+  add_safetensors(files, index, true, map, budget);
   return map;
 }
 
@@ -135,10 +185,12 @@ TensorMap read_checkpoint(const StepFiles& files, const MapOptions& options) {
   TensorMap map;
   if (const auto folder = deepspeed_folder(files)) {
     map = read_deepspeed(files, *folder, options);
+    take_adapter(files, map, options);
   } else {
     map = read_dcp(files, options);
   }
   if (map.parameters.empty() && is_saved_step(files)) append(map, read_saved_step(files, options));
+  if (map.parameters.empty()) append(map, read_rank_pickles(files, options));
   if (map.parameters.empty()) add_weights(files, map, options);
   if (!files.refused()) return map;
   TensorMap nothing;

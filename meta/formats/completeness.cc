@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <string_view>
 
+#include "io/json.h"
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/safetensors.h"
@@ -27,7 +28,8 @@ CompletenessJudgement judge_states(const StepNames& names, const TensorMap& map)
 // Was a file of weights or states cut short? Its tensors are not read.
 void check_end(const StepFiles& files, uint32_t index, ShareCheck& share, bool is_abandoned = false) {
   const StepFiles::File& file = files.list()[index];
-  const bool zip = file.path.ends_with(".pt") || file.path.ends_with(".pth") || file.path.ends_with(".bin");
+  const bool zip = file.path.ends_with(".pt") || file.path.ends_with(".pth") || file.path.ends_with(".bin") ||
+                   kind_of(file.path).role == FileRole::random_states;
   const bool safe = file.path.ends_with(".safetensors");
   if (!zip && !safe) return;
   if (file.size == 0) return share.add_broken(file.path + ": it is empty");
@@ -46,6 +48,19 @@ void check_end(const StepFiles& files, uint32_t index, ShareCheck& share, bool i
   // Nobody will write the tensors that the header places beyond the end, nor the header.
   const bool is_cut = is_abandoned && header.error().errno_value() == EBADMSG;
   is_cut ? share.add_broken(why) : share.add_unclear(why);
+}
+
+// Megatron's and OLMo-core's tell the version of what lies beside them.
+bool tells_version(std::string_view path) { return path == "metadata.json" || path == ".metadata.json"; }
+
+void check_version(const StepFiles& files, uint32_t index, ShareCheck& share) {
+  constexpr io::JsonBounds kBounds{.bytes = 1 << 20, .values = 1 << 16, .text = 1 << 16, .depth = 64};
+  const auto text = files.read(index, kBounds.bytes);
+  io::JsonVisitor nothing;
+  const auto whole = text ? io::read_json(text.value(), kBounds, nothing) : text.error();
+  if (whole) return;
+  const std::string why = files.list()[index].path + ": " + whole.error().message();
+  whole.error().errno_value() == EBADMSG ? share.add_broken(why) : share.add_unclear(why);
 }
 
 void check_state(const StepFiles& files, uint32_t index, ShareCheck& share) {
@@ -70,6 +85,13 @@ void check_inner_latest(const StepFiles& files, ShareCheck& share) {
     if (tag.empty() || std::ranges::none_of(files.list(), lies_in, &StepFiles::File::path))
       share.add_unclear("`latest` names no folder of it");
   }
+}
+
+// "unet/diffusion_pytorch_model.safetensors": diffusers has accelerate save its models so; "actor/optim_world_size_..."
+bool is_model_in_folder(std::string_view path) {
+  const FileKind kind = kind_of(path);
+  return kind.folders == 1 &&
+         (path.ends_with(".safetensors") || path.ends_with(".bin") || kind.role == FileRole::rank_pickle);
 }
 
 CompletenessJudgement judge_by_kind(const StepFiles& files, const TensorMap& map) {
@@ -104,11 +126,14 @@ std::optional<CompletenessJudgement> find_missing_weights(const StepFiles& files
 // content. So the state, and the ends of the other files, are checked, too.
 ShareCheck check_trainer_ends(const StepFiles& files) {
   ShareCheck share;
+  const bool more = names_of(files.list()).more_than_dcp();
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
     if (path == kTrainerStateName) {
       check_state(files, index, share);
-    } else if (lies_at_top(path)) {
+    } else if (more && tells_version(path)) {
+      check_version(files, index, share);
+    } else if (lies_at_top(path) || is_model_in_folder(path) || (more && path.starts_with("train/rank"))) {
       check_end(files, index, share);
     }
   }
@@ -128,6 +153,8 @@ CompletenessJudgement judge_abandoned(const StepFiles& files, const Completeness
   // unless who wrote it had written checkpoints, or a Trainer wrote it among its checkpoints.
   if (of_trainer && (!names.model_alone || siblings.of_same_trainer || (arguments && siblings.trainer_state)))
     return lacking(kTrainerStateName);
+  if (siblings.random_states && !names.accelerate() && !names.trainer_state() && names.shows_optimizer)
+    return lacking("random_states_0.pkl");
   // DCP writes .metadata last. So what that names and is not there was never here: other ranks wrote to other machines.
   if (names.has(FileRole::dcp_metadata))
     return {Completeness::unknown, "other machines may have the files that are not there"};

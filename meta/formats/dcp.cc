@@ -4,8 +4,10 @@
 #include <array>
 #include <map>
 #include <set>
+#include <span>
 #include <string_view>
 #include <tuple>
+#include <utility>
 
 #include "meta/formats/assembly.h"
 #include "meta/formats/box.h"
@@ -20,7 +22,12 @@ using Value = Pickle::Value;
 using Keys = std::vector<std::string>;
 
 constexpr std::array<std::string_view, 3> kModelKeys{"model", "module", "state_dict"};
+constexpr std::array<std::string_view, 2> kOptimizerKeys{"optim", "optimizer"};  // "optimizers", "optimizer_0"
 constexpr const char* kOther = "value";
+// Megatron names the tensors of its optimizer so, each by the name of its parameter behind the state's.
+constexpr std::string_view kMegatronOptimizer = "optimizer.", kMegatronState = "optimizer.state.";
+constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kMegatronStates{
+    {{"exp_avg", "exp_avg"}, {"exp_avg_sq", "exp_avg_sq"}, {"fp32_param", "fp32"}}};
 // Limits for one step.
 constexpr size_t kMostFolders = 16;
 constexpr size_t kMostKeys = 64;                          // on the way to a tensor
@@ -62,6 +69,9 @@ class Folder {
     const auto metadata = pickle.value().root().state();
     const auto tensors = field(metadata, "state_dict_metadata");
     if (!tensors) problem("it does not tell what was saved");
+    for (const std::string& path : lacks_of_megatron(metadata)) {
+      problem(path + " is not there", Problem::Kind::missing, true);
+    }
     if (!find_chunks(field(metadata, "storage_data"))) return problem(kTooManyTensors);
     for (const std::string_view path : absent_) {
       problem(std::string(path) + " is not there", Problem::Kind::missing, true);
@@ -96,6 +106,7 @@ class Folder {
   void check(ShareCheck& share) {
     const auto pickle = read_metadata();
     if (!pickle) return share.add_unclear(files_.list()[metadata_].path + ": " + pickle.error().message());
+    for (std::string& path : lacks_of_megatron(pickle.value().root().state())) share.add_missing({std::move(path)});
     for (const auto& [path, end] : ends_of(field(pickle.value().root().state(), "storage_data"))) {
       const auto index = indices_.find(path);
       if (index == indices_.end()) {
@@ -106,7 +117,25 @@ class Folder {
     }
   }
 
+  // Asked after one of the others.
+  bool is_megatrons() const { return megatron_; }
+
  private:
+  // Megatron's own planner leaves no keys, and numbers what is no tensor ("rng_state/shard_0_1"). Beside .metadata it
+  // writes two files, without which it loads nothing. Source: megatron/core/dist_checkpointing/serialization.py.
+  std::vector<std::string> lacks_of_megatron(const std::optional<Value>& metadata) {
+    const auto told = field(metadata, "state_dict_metadata"), keys = field(metadata, "planner_data");
+    for (size_t at = 0; told && (!keys || keys->is_none()) && at < told->pairs() && !megatron_; ++at) {
+      const auto name = short_text(told->pair(at).first);
+      megatron_ = name && (name->starts_with(kMegatronState) || name->find("/shard_") != name->npos);
+    }
+    std::vector<std::string> lacks;
+    for (const char* const name : {"common.pt", "metadata.json"}) {
+      if (megatron_ && !indices_.contains(name)) lacks.push_back(folder_ + name);
+    }
+    return lacks;
+  }
+
   Result<Pickle> read_metadata() const {
     TRY_ASSIGN(auto bytes, files_.read(metadata_, Pickle::kMostBytes));
     return read_pickle(std::move(bytes));
@@ -144,11 +173,11 @@ class Folder {
     return budget_.take(bytes) && budget_.take(saved.tensor);
   }
 
-  // Returns nothing if the keys are more, or longer, than in any state dict.
+  // Returns nothing if there are none, or if they are more, or longer, than in any state dict.
   static std::optional<Keys> keys_of(const Value& value) {
     Keys keys;
     size_t length = 0;
-    if (value.size() > kMostKeys) return std::nullopt;
+    if (value.size() == 0 || value.size() > kMostKeys) return std::nullopt;
     for (size_t at = 0; at < value.size(); ++at) {
       const Value key = value[at];
       length += key.text().value_or("").size();
@@ -248,6 +277,7 @@ class Folder {
   std::map<ChunkName, Value> chunks_;
   std::set<std::string_view> absent_;  // files that the metadata names and that do not exist
   MapBudget& budget_;
+  bool megatron_ = false;
   uint64_t unread_ = 0;  // bytes of the folder's files that no chunk has been read from; limits chunks that overlap
   io::ReadableFile last_;
   uint32_t last_index_ = 0;
@@ -265,6 +295,10 @@ struct State {
   std::string name;
 };
 
+bool is_optimizer_key(std::string_view key) {
+  return std::ranges::any_of(kOptimizerKeys, [&](std::string_view begin) { return key.starts_with(begin); });
+}
+
 // Parses ("optim", "state", "layers.0.weight", "exp_avg") or ("optimizer", "state.layers.0.weight.exp_avg").
 std::optional<State> state_of(const Keys& keys) {
   constexpr std::string_view key = "state", prefix = "state.";
@@ -278,27 +312,56 @@ std::optional<State> state_of(const Keys& keys) {
   return std::nullopt;
 }
 
+// Parses "optimizer.state.exp_avg.decoder.layers.mlp.linear_fc1.weight".
+std::optional<State> megatron_state_of(std::string_view name) {
+  if (!name.starts_with(kMegatronState)) return std::nullopt;
+  name.remove_prefix(kMegatronState.size());
+  const size_t dot = name.find('.');
+  const auto* const known = std::ranges::find_if(
+      kMegatronStates, [&](const auto& one) { return dot != name.npos && one.first == name.substr(0, dot); });
+  if (known == kMegatronStates.end()) return std::nullopt;
+  return State{std::string(name.substr(dot + 1)), std::string(known->second)};
+}
+
+// Keys that lead to everything, and to the model below them, tell nothing: ("app", "model", ...), ("app", "optim",
+// ...).
+void drop_common_keys(std::vector<Saved>& saved) {
+  std::map<std::string_view, std::vector<Saved*>> folders;
+  for (Saved& one : saved) folders[one.folder].push_back(&one);
+  for (const auto& [folder, all] : folders) {
+    const std::string key = all.front()->keys.front();
+    const auto has_key = [&](const Saved* one) { return one->keys.size() > 1 && one->keys.front() == key; };
+    const auto leads_to_model = [](const Saved* one) {
+      return one->keys.size() > 2 && std::ranges::find(kModelKeys, one->keys[1]) != kModelKeys.end();
+    };
+    if (!std::ranges::all_of(all, has_key) || std::ranges::none_of(all, leads_to_model)) continue;
+    for (Saved* const one : all) one->keys.erase(one->keys.begin());
+  }
+}
+
 // Sorts the tensors by the parameters that they belong to.
 class Sorted {
  public:
-  explicit Sorted(std::vector<Saved> saved) {
+  Sorted(std::vector<Saved> saved, bool megatron) : megatron_(megatron) {
+    drop_common_keys(saved);
     const auto has_key = [&](std::string_view key) {
       return std::ranges::any_of(saved, [&](const Saved& one) { return one.keys.size() > 1 && one.keys[0] == key; });
     };
     const auto* const key = std::ranges::find_if(kModelKeys, has_key);
     if (key != kModelKeys.end()) model_key_ = *key;
-    const auto is_weight = [this](const Saved& one) { return weight_name(one.keys) && !state_of(one.keys); };
+    const auto is_weight = [this](const Saved& one) { return weight_name(one.keys) && !state(one.keys); };
     const auto rest = std::stable_partition(saved.begin(), saved.end(), is_weight);
     std::set<std::string> models;
     for (auto one = saved.begin(); one != rest; ++one) models.insert(one->folder);
     several_ = models.size() > 1;
+    if (!several_) find_wrapper({saved.begin(), rest}, {rest, saved.end()});
     for (auto one = saved.begin(); one != rest; ++one) add_weight(std::move(*one));
     for (auto one = rest; one != saved.end(); ++one) add_rest(std::move(*one));
   }
 
   // The tensors under the names that they were saved by, with the folder's name in front if there are several.
   static TensorMap by_saved_name(std::vector<Saved> saved, bool several) {
-    Sorted named(std::vector<Saved>{});
+    Sorted named(std::vector<Saved>{}, false);
     for (Saved& one : saved) {
       named.add((several ? one.folder : "") + one.name, Parameter::Kind::trained, kParam, std::move(one.tensor));
     }
@@ -308,21 +371,51 @@ class Sorted {
   TensorMap take() { return std::move(map_); }
 
  private:
+  std::optional<State> state(const Keys& keys) const {
+    return megatron_ ? megatron_state_of(keys.front()) : state_of(keys);
+  }
+
   std::optional<std::string> weight_name(const Keys& keys) const {
+    if (megatron_ && keys.front().starts_with(kMegatronOptimizer)) return std::nullopt;
     if (model_key_.empty()) return keys.size() == 1 ? std::optional(keys.front()) : std::nullopt;
     if (keys.size() < 2 || keys.front() != model_key_) return std::nullopt;
-    return joined(keys, 1, keys.size());
+    std::string name = joined(keys, 1, keys.size());
+    if (name.starts_with(wrapper_)) name.erase(0, wrapper_.size());
+    return name;
+  }
+
+  // Composer names the model's parameters as those of a module that wraps it, and the optimizer's as the model's own.
+  void find_wrapper(std::span<const Saved> weights, std::span<const Saved> rest) {
+    std::set<std::string> names, of_states;
+    for (const Saved& one : weights) names.insert(*weight_name(one.keys));
+    for (const Saved& one : rest) {
+      if (auto known = state(one.keys)) of_states.insert(std::move(known->parameter));
+    }
+    if (model_key_.empty() || names.empty() || of_states.empty()) return;
+    const std::string wrapper = names.begin()->substr(0, names.begin()->find('.') + 1);
+    const auto is_wrapped = [&](const std::string& name) { return !wrapper.empty() && name.starts_with(wrapper); };
+    const auto is_of_wrapped = [&](const std::string& name) { return names.contains(wrapper + name); };
+    if (std::ranges::all_of(names, is_wrapped) && std::ranges::all_of(of_states, is_of_wrapped)) wrapper_ = wrapper;
+  }
+
+  // Is it known to be for a resume only, whatever parameter it is of?
+  bool is_for_resume(const Keys& keys) const {
+    if (megatron_) return keys.front().starts_with(kMegatronOptimizer);
+    return keys.size() > 1 && is_optimizer_key(keys.front()) && state_of(keys);
   }
 
   // If there are several models, each name gets the model's folder as a prefix.
   void add_weight(Saved one) {
     const std::string prefix = several_ ? one.folder : std::string();
-    add(prefix + *weight_name(one.keys), Parameter::Kind::trained, kParam, std::move(one.tensor));
+    const std::string name = *weight_name(one.keys);
+    if (name.substr(name.rfind('.') + 1).ends_with("flat_param"))
+      add_problem(map_, {"", name + " holds several parameters, whose names are not in it", Problem::Kind::left_out});
+    add(prefix + name, Parameter::Kind::trained, kParam, std::move(one.tensor));
   }
 
   // Adds a state of a known parameter, or a weight whose name only looks like a state, or a tensor that is neither.
   void add_rest(Saved one) {
-    const auto state = several_ ? std::nullopt : state_of(one.keys);
+    const auto state = several_ ? std::nullopt : this->state(one.keys);
     const auto of = state ? known_.find(state->parameter) : known_.end();
     if (of != known_.end() && !map_.parameters[of->second].states.contains(state->name)) {
       map_.parameters[of->second].states.emplace(state->name, std::move(one.tensor));
@@ -331,7 +424,8 @@ class Sorted {
     } else {
       std::string name = joined(one.keys, 0, one.keys.size());
       if (known_.contains(name)) name.insert(0, one.folder);
-      add(name, Parameter::Kind::other, kOther, std::move(one.tensor));
+      const auto kind = is_for_resume(one.keys) ? Parameter::Kind::resume : Parameter::Kind::other;
+      add(name, kind, kOther, std::move(one.tensor));
     }
   }
 
@@ -345,11 +439,79 @@ class Sorted {
     map_.parameters.push_back(std::move(parameter));
   }
 
+  const bool megatron_;
   std::string_view model_key_;  // empty: the model's tensors are at the top
+  std::string wrapper_;         // "model."
   bool several_ = false;        // several folders have a model
   std::map<std::string, size_t> known_;
   TensorMap map_;
 };
+
+// Megatron stacks the layers: "decoder.layers.mlp.linear_fc1.weight" has the number of layers as its first length.
+// Returns the place of the number that the model's own name has there; none: it is not stacked.
+size_t place_of_layer(std::string_view name) {
+  constexpr std::string_view key = ".layers.";
+  const size_t found = name.find(key);
+  if (found == name.npos || found + key.size() == name.size()) return name.npos;
+  const char next = name[found + key.size()];
+  return next >= '0' && next <= '9' ? name.npos : found + key.size();
+}
+
+// A norm that Transformer Engine computes with the layer behind it is saved by that layer's name, also if the model has
+// it by itself. Source: megatron/core/transformer/transformer_layer.py, sharded_state_dict_keys_map.
+std::optional<std::string> norm_by_itself(const std::string& name) {
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kNorms{
+      {{"self_attention.linear_qkv.layer_norm_", "input_layernorm."},
+       {"mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm."}}};
+  for (const auto& [fused, alone] : kNorms) {
+    const size_t at = name.find(fused);
+    if (at != name.npos) return name.substr(0, at) + std::string(alone) + name.substr(at + fused.size());
+  }
+  return std::nullopt;
+}
+
+// Adds a parameter for each layer of one that is stacked.
+Result<> add_layers(const Parameter& stacked, size_t place, MapBudget& budget, std::vector<Parameter>& parameters) {
+  const size_t first = parameters.size();
+  for (const auto& [state, tensor] : stacked.states) {
+    TRY_ASSIGN(auto rows, rows_of(tensor, budget));
+    for (size_t layer = 0; layer < rows.size(); ++layer) {
+      if (first + layer == parameters.size()) {
+        parameters.push_back({stacked.name, stacked.kind, std::nullopt, {}});
+        parameters.back().name.insert(place, std::to_string(layer) + ".");
+        if (!budget.take(parameters.back())) return Error(ENOTSUP, kTooManyTensors);
+      }
+      parameters[first + layer].states.emplace(state, std::move(rows[layer]));
+    }
+  }
+  return success();
+}
+
+// Gives the model's own names to what Megatron has stacked.
+void cut_layers(TensorMap& map, MapBudget& budget) {
+  std::vector<Parameter> parameters;
+  for (Parameter& parameter : std::exchange(map.parameters, {})) {
+    const size_t place = place_of_layer(parameter.name);
+    const Shape shape = parameter.states.begin()->second.shape;
+    const bool alike =
+        std::ranges::all_of(parameter.states, [&](const auto& one) { return one.second.shape == shape; });
+    if (place == std::string::npos || shape.empty() || !alike || parameter.kind != Parameter::Kind::trained) {
+      parameters.push_back(std::move(parameter));
+      continue;
+    }
+    if (parameter.name.find(".experts.") != std::string::npos) {
+      add_problem(map, {"", parameter.name + " holds all experts, which are not cut", Problem::Kind::left_out});
+    }
+    const auto added = add_layers(parameter, place, budget, parameters);
+    if (!added) return add_problem(map, {"", added.error().message()});
+  }
+  for (const Parameter& parameter : parameters) {
+    auto second = norm_by_itself(parameter.name);
+    if (second && budget.take(sizeof(Tied) + 2 * second->size()))
+      map.tied.push_back({*std::move(second), parameter.name});
+  }
+  map.parameters = std::move(parameters);
+}
 
 // Returns the ".metadata" of the step and of its subfolders, but at most one more than are read.
 std::vector<uint32_t> find_metadata(const StepFiles& files) {
@@ -375,14 +537,18 @@ ShareCheck check_dcp(const StepFiles& files) {
 TensorMap read_dcp(const StepFiles& files, const MapOptions& options) {
   std::vector<Saved> saved;
   std::vector<Problem> problems;
+  bool megatron = false;
   MapBudget budget(options);
   const std::vector<uint32_t> folders = find_metadata(files);
   for (size_t at = 0; at < std::min(folders.size(), kMostFolders); ++at) {
-    Folder(files, folders[at], budget).read(saved, problems);
+    Folder folder(files, folders[at], budget);
+    folder.read(saved, problems);
+    megatron = megatron || folder.is_megatrons();
   }
   if (folders.size() > kMostFolders) problems.push_back({files.list()[folders.back()].path, "it is one of too many"});
   TensorMap map = options.saved_names ? Sorted::by_saved_name(std::move(saved), folders.size() > 1)
-                                      : Sorted(std::move(saved)).take();
+                                      : Sorted(std::move(saved), megatron).take();
+  if (megatron && !options.saved_names) cut_layers(map, budget);
   for (Problem& problem : problems) add_problem(map, std::move(problem));
   return map;
 }

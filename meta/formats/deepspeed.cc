@@ -88,10 +88,11 @@ class Reader {
     for (const auto& [file, reason] : found_.foreign) builder_.give_up(file, reason);
     if (builder_.is_given_up()) return true;
     if (!read_first_model()) return false;
-    if (builder_.is_given_up()) return true;
+    if (builder_.is_given_up() || is_undivided_) return true;
     const auto goes_on = [this] { return !is_share_ || !builder_.is_given_up(); };
     for (unsigned rank = 0; rank < ranks_.size() && goes_on(); ++rank) read_optimizer(rank);
     if (!builder_.is_given_up()) read_other_models();
+    if (excludes_frozen_ && parts_.stage >= 2) builder_.left_out(first_model(), kExcludesFrozen);
     return true;
   }
 
@@ -117,21 +118,51 @@ class Reader {
         if (layers && !layers->is_none())
           return builder_.give_up(first, "experts that are spread over ranks are not read");
       }
-      const auto optimizer = root.find("optimizer");  // with ZeRO it is None here, and has files of its own
-      if (optimizer && !optimizer->is_none()) return builder_.give_up(first, "checkpoints without ZeRO are not read");
+      const auto experts = root.find("num_experts");
+      if (experts && experts->size() > 0) return lacks_experts(*first);
       const auto module = root.find("module");  // a pipeline's is None, and lies in a file of each layer
       if (module && module->is_none())
         return builder_.give_up(first, "it has no files of layers, which hold its model");
+      const auto optimizer = root.find("optimizer");  // with ZeRO it is None here, and has files of its own
+      is_undivided_ = optimizer && !optimizer->is_none();
+      if (is_undivided_) return read_undivided(*first, file);
       if (const auto world = number_of(root.find("dp_world_size"))) expect_ranks(*world);
       read_groups(*first, root.find("param_shapes"));
-      read_frozen_shapes(*first, root.find("frozen_param_shapes"));
+      const auto frozen = root.find("frozen_param_shapes");
+      excludes_frozen_ = frozen && frozen->is_none();
+      read_frozen_shapes(*first, frozen);
       read_fragments(*first, 0, file);
       read_buffers(*first, file);
       read_tied(root.find("shared_params"));
       if (found_.common_model) read_compute(*first, file);
       read = true;
     });
-    return read;
+    return read || is_undivided_;
+  }
+
+  // Each expert has a file, layer_0_expert_0_mp_rank_00_model_states.pt. None of them is here, or `foreign` had it.
+  void lacks_experts(uint32_t file) {
+    const std::string path = folder_ + "layer_0_expert_0_mp_rank_00_model_states.pt";
+    if (is_share_) share_.add_missing({path});
+    builder_.give_up(file, "it has experts, and " + path + " is not there",
+                     is_share_ ? Problem::Kind::left_out : Problem::Kind::missing);
+  }
+
+  // Stage 0: each rank has all of the model, one of them has written it, and the optimizer knows parameters by numbers.
+  void read_undivided(uint32_t index, TorchFile& file) {
+    const auto has_optimizer = [](const RankFiles& rank) { return rank.optimizer.has_value(); };
+    if (std::ranges::any_of(ranks_, has_optimizer)) return builder_.give_up(index, "its optimizer is there twice");
+    read_buffers(index, file);
+    std::set<std::string, std::less<>> buffers;
+    for (const Parameter& buffer : builder_.map().parameters) buffers.insert(buffer.name);
+    const auto module = file.root().find("module");
+    for (size_t at = 0; module && at < module->pairs(); ++at) {
+      const auto [key, value] = module->pair(at);
+      const auto name = short_text(key);
+      if (!name || buffers.contains(*name)) continue;
+      auto tensor = builder_.whole(index, file, value, std::string(*name));
+      if (tensor && !builder_.add_whole(*name, Parameter::Kind::trained, *std::move(tensor))) return;
+    }
   }
 
   // Lists the swap files by themselves: a step that only `save` made has nothing that names their parameters.
@@ -326,7 +357,9 @@ class Reader {
     if (!index) return lacks_file(number, "optim_states.pt");
     builder_.with_file(*index, [&](TorchFile& file) {
       const auto state = file.root().find("optimizer_state_dict");
-      const auto stage = number_of(find(state, "zero_stage"));
+      // BF16_Optimizer (GPT-NeoX) lays its parameters as stage 1 does, and tells no stage.
+      const bool bf16 = !find(state, "zero_stage") && find(state, "single_partition_of_fp32_groups");
+      const auto stage = bf16 ? std::optional<int64_t>(1) : number_of(find(state, "zero_stage"));
       if (!stage || *stage < 1 || *stage > 3) return builder_.problem(*index, "it is of no stage of ZeRO from 1 to 3");
       const auto partitions = largest_of(find(state, "partition_count"));
       if (find(state, "ds_zero_partition_groups")) {
@@ -477,7 +510,9 @@ class Reader {
   const std::array<bool, kMoments.size()> moments_swapped_ = swapped_moments(found_);
   bool swaps_ = false;  // the optimizer is on NVMe
   bool node_local_ = false;
-  bool is_share_ = false;  // other machines have the other ranks' files
+  bool is_share_ = false;      // other machines have the other ranks' files
+  bool is_undivided_ = false;  // there is no ZeRO: one file has it all
+  bool excludes_frozen_ = false;
   ShareCheck share_;
   uint64_t smallest_swapped_ = kSmallestSwapped;
 };

@@ -26,6 +26,9 @@ bool is_deepspeed_file(std::string_view path);
 // Returns true if `folder` of the step ("" or "global_step4/") has such a checkpoint.
 bool is_deepspeed(const StepFiles& files, const std::string& folder);
 
+// The problem that a step has which was saved so, with exclude_frozen_parameters.
+inline constexpr const char* kExcludesFrozen = "it was saved without the frozen parameters, if there are any";
+
 // Parts that cannot be read are listed as problems, and everything else is in the map.
 TensorMap read_deepspeed(const StepFiles& files, const std::string& folder, const MapOptions& options = {});
 

@@ -41,7 +41,7 @@ void add_states(DeepSpeedFiles& found, uint32_t index, std::string_view name) {
   if (name == kIds) found.ids = index;
   const auto states = parse_states_name(name);
   if (!states) {
-    const bool foreign = name.ends_with("_model_states.pt") || name.ends_with("_optim_states.pt");
+    const bool foreign = name.ends_with("model_states.pt") || name.ends_with("optim_states.pt");
     if (foreign) found.foreign.emplace_back(index, "experts and pipeline stages are not read");
   } else if (states->model_rank != 0) {
     found.foreign.emplace_back(index, "model parallel checkpoints are not read");
@@ -109,6 +109,10 @@ std::optional<uint64_t> parse_param_name(std::string_view name) {
   if (!drop(name, "_param" + std::string(kSwapSuffix))) return std::nullopt;
   const auto number = take_number<uint64_t>(name);
   return name.empty() ? number : std::nullopt;
+}
+
+std::optional<uint64_t> inner_number(std::string_view folder) {
+  return folder == "pytorch_model" ? std::optional<uint64_t>(0) : step_number(folder);
 }
 
 DeepSpeedFiles find_files(const StepFiles& files, const std::string& folder) {

@@ -35,6 +35,10 @@ std::optional<GroupName> parse_group_name(std::string_view name);
 // "7_param.tensor.swp" gives 7.
 std::optional<uint64_t> parse_param_name(std::string_view name);
 
+// The number of the folder in a Trainer's or accelerate's step in which DeepSpeed's files lie; none: it is called
+// otherwise. "global_step500" gives 500, "pytorch_model" 0.
+std::optional<uint64_t> inner_number(std::string_view folder);
+
 // All numbers of files here are indices into StepFiles::list().
 struct RankFiles {
   std::optional<uint32_t> model;

@@ -35,7 +35,11 @@ constexpr std::array kRows{
     Row{".metadata", Middle::none, "", false, FileRole::dcp_metadata},
     Row{"", Middle::any, ".metadata", false, FileRole::dcp_rank_metadata},
     Row{"", Middle::any, ".distcp", false, FileRole::dcp_data},
+    Row{"model_world_size_", Middle::any, ".pt", false, FileRole::rank_pickle},
+    Row{"optim_world_size_", Middle::any, ".pt", false, FileRole::rank_pickle},
+    Row{"extra_state_world_size_", Middle::any, ".pt", false, FileRole::rank_pickle},
     Row{"training_args.bin", Middle::none, "", true, FileRole::arguments},
+    Row{"common.pt", Middle::none, "", true, FileRole::megatron},
     Row{"meta.pt", Middle::none, "", true, FileRole::lightning},
     Row{"latest", Middle::none, "", true, FileRole::inner_latest},
     Row{"optimizer", Middle::number, ".pt", true, FileRole::optimizer},
@@ -44,7 +48,7 @@ constexpr std::array kRows{
     Row{"scheduler", Middle::number, ".bin", true, FileRole::scheduler},
     Row{"rng_state", Middle::number, ".pth", true, FileRole::rng_state},
     Row{"scaler", Middle::number, ".pt", true, FileRole::other_resume},
-    Row{"random_states", Middle::number, ".pkl", true, FileRole::other_resume},
+    Row{"random_states", Middle::number, ".pkl", true, FileRole::random_states},
     Row{"sampler", Middle::number, ".bin", true, FileRole::other_resume},
     Row{"zero_to_fp32.py", Middle::none, "", true, FileRole::script},
     Row{"zero_to_torch.py", Middle::none, "", true, FileRole::script},
@@ -59,6 +63,9 @@ constexpr std::array kRows{
     Row{"adapter_config.json", Middle::none, "", true, FileRole::adapter_config},
     Row{"tokenizer.model", Middle::none, "", true, FileRole::note},
 };
+// accelerate's, verl's, NeMo-RL's, OLMo-core's, Automodel's
+constexpr std::array<std::string_view, 7> kSignFolders{
+    "pytorch_model", "pytorch_model_fsdp_0", "optimizer_0", "actor", "model_and_optim", "policy", "optim"};
 constexpr std::array<std::string_view, 11> kTexts{".json", ".jsonl", ".txt", ".md",   ".log",  ".csv",
                                                   ".html", ".png",   ".yml", ".yaml", ".jinja"};
 constexpr std::array<std::string_view, 10> kWeights{".bin",     ".pt",   ".pth", ".ckpt", ".h5",
@@ -118,7 +125,9 @@ FileKind kind_of(std::string_view path) {
 bool FileKind::is_sign(bool beside_config) const {
   const bool safetensors = role == FileRole::adapter_safetensors || role == FileRole::model_safetensors ||
                            role == FileRole::other_safetensors;
-  return (role >= FileRole::trainer_state && role <= FileRole::rank_manifest) || (beside_config && safetensors);
+  const bool resume = role == FileRole::optimizer || role == FileRole::random_states;
+  return (role >= FileRole::trainer_state && role <= FileRole::rank_manifest) || resume ||
+         (beside_config && safetensors);
 }
 
 bool FileKind::tells_names() const {
@@ -145,13 +154,17 @@ std::vector<std::string> sign_names() {
   return names;
 }
 
+bool is_sign_folder(std::string_view name) { return std::ranges::find(kSignFolders, name) != kSignFolders.end(); }
+
 const char* name_of_kind(const FileRoles& roles) {
-  constexpr std::array<std::pair<FileRole, const char*>, 7> kKinds{{{FileRole::trainer_state, "hf"},
+  constexpr std::array<std::pair<FileRole, const char*>, 9> kKinds{{{FileRole::trainer_state, "hf"},
                                                                     {FileRole::thinned, "weights"},
                                                                     {FileRole::model_states, "deepspeed"},
                                                                     {FileRole::optim_states, "deepspeed"},
                                                                     {FileRole::other_states, "deepspeed"},
+                                                                    {FileRole::megatron, "megatron"},
                                                                     {FileRole::dcp_metadata, "dcp"},
+                                                                    {FileRole::random_states, "accelerate"},
                                                                     {FileRole::rank_manifest, "ckptfs"}}};
   const auto* const found = std::ranges::find_if(kKinds, [&](const auto& one) { return roles[size_t(one.first)]; });
   return found == kKinds.end() ? nullptr : found->second;

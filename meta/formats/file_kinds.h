@@ -15,7 +15,8 @@
 
 namespace ckptfs::meta::formats {
 
-inline constexpr const char* kThinnedName = "ckptfs-thinned.json";  // meta/formats/thinning.h
+inline constexpr const char* kAdapterName = "adapter_model.safetensors";  // PEFT's
+inline constexpr const char* kThinnedName = "ckptfs-thinned.json";        // meta/formats/thinning.h
 
 enum class FileRole : uint8_t {
   other,           // not known here: it may be anything, also weights
@@ -33,17 +34,20 @@ enum class FileRole : uint8_t {
   rank_manifest,  // of a rank that saved through libckptfs
   // A Trainer's or accelerate's.
   arguments,     // training_args.bin: with each model that a Trainer saves
+  megatron,      // common.pt: beside DCP's .metadata
   lightning,     // meta.pt: Lightning writes it after DCP's .metadata
   inner_latest,  // names DeepSpeed's folder in a Trainer's step
   optimizer,     // for a resume only, as are the next ones
   scheduler,
   rng_state,
-  other_resume,  // scaler, sampler, random numbers
+  random_states,  // accelerate's: each rank writes its own last
+  other_resume,   // scaler, sampler
   // DeepSpeed's and DCP's that do not stand alone.
   script,             // zero_to_fp32.py
   swap_file,          // of an offloaded state
   dcp_rank_metadata,  // some writers name it "__0.metadata"
   dcp_data,
+  rank_pickle,  // what a rank holds of a model, of its optimizer, or of the rest (meta/formats/rank_pickles.h)
   // Weights of a model, the best first: the first of them that a step has is what it was saved as; what else there is
   // was made of it. As transformers and peft name them, in one file or in shards.
   adapter_safetensors,
@@ -82,6 +86,8 @@ inline bool lies_at_top(std::string_view path) { return path.find('/') == path.n
 inline bool is_note(std::string_view path) { return kind_of(path).is_note(); }
 // Of the signs, and of what a model needs beside it, those that have one name only.
 std::vector<std::string> sign_names();
+// Likewise of a folder in it: "pytorch_model_fsdp_0" (accelerate), "actor" (verl), "model_and_optim" (OLMo-core), ...
+bool is_sign_folder(std::string_view name);
 // What `ckptfs ls` calls a step that holds such files at its top: "deepspeed", "hf", "dcp", ...; null: nothing tells.
 const char* name_of_kind(const FileRoles& roles);
 

@@ -1,10 +1,13 @@
 #include "meta/formats/step_names.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "meta/formats/manifest.h"
+#include "meta/formats/rank_pickles.h"
 #include "meta/formats/trainer_state.h"
 #include "meta/names.h"
 
@@ -38,6 +41,29 @@ bool lacks_committed_part(const std::vector<StepFiles::File>& files) {
 
 bool is_dcp_description(FileRole role) { return role == FileRole::dcp_metadata || role == FileRole::dcp_rank_metadata; }
 
+// What must lie beside a file. Sources: accelerate/checkpointing.py; olmo_core/train/checkpoint.py.
+class Demands {
+ public:
+  void note(std::string_view path) {
+    constexpr std::string_view random = "random_states_", olmo = "model_and_optim/", olmos_rank = "model_and_optim/__";
+    if (path.starts_with(random) || path.starts_with(".metadata") || path.starts_with("train/")) there_.insert(path);
+    if (path.starts_with(random)) demanded_.insert("random_states_0.pkl");
+    if (path.starts_with(olmo)) demanded_.insert(".metadata.json");
+    if (!path.starts_with(olmos_rank)) return;  // "model_and_optim/__1_0.distcp"
+    const std::string_view rest = path.substr(olmos_rank.size());
+    demanded_.insert("train/rank" + std::string(rest.substr(0, rest.find('_'))) + ".pt");
+  }
+  std::string first_missing() const {
+    const auto missing =
+        std::ranges::find_if(demanded_, [&](const std::string& path) { return !there_.contains(path); });
+    return missing == demanded_.end() ? std::string() : *missing;
+  }
+
+ private:
+  std::set<std::string_view> there_;
+  std::set<std::string> demanded_;
+};
+
 // Folders with files of DCP, and which of them have a .metadata.
 struct DcpFolders {
   std::set<std::string_view> described, used;
@@ -49,6 +75,36 @@ struct DcpFolders {
   }
   bool lack_metadata() const { return !std::ranges::includes(described, used); }
 };
+
+// The files of ranks that others demand: of each kind all ranks have one, and there are all three kinds.
+struct RankPickles {
+  std::map<std::pair<std::string_view, uint32_t>, std::map<std::string_view, std::set<uint32_t>>> found;
+  void note(std::string_view path) {
+    const auto name = parse_rank_pickle(path);
+    if (name) found[{name->folder, name->ranks}][name->what].insert(name->rank);
+  }
+  std::string first_missing() const {
+    for (const auto& [of, kinds] : found) {
+      for (const std::string_view what : {"model", "optim", "extra_state"}) {
+        const auto kind = kinds.find(what);
+        uint32_t rank = 0;
+        while (kind != kinds.end() && kind->second.contains(rank)) ++rank;
+        if (rank < of.second)
+          return std::string(of.first) + std::string(what) + "_world_size_" + std::to_string(of.second) + "_rank_" +
+                 std::to_string(rank) + ".pt";
+      }
+    }
+    return {};
+  }
+};
+
+CompletenessJudgement judge_rank_pickles(const StepNames& names, const KindJudges& judges, bool all_machines) {
+  // verl can be told to save the model alone, and then loads that.
+  if (all_machines && !names.lacks_rank.empty()) return lacking(names.lacks_rank);
+  if (!names.lacks_rank.empty())
+    return {Completeness::unknown, names.lacks_rank + " is not there, and another machine may have it"};
+  return judges.trainer_ends();
+}
 
 CompletenessJudgement judge_trainers(const StepNames& names, const KindJudges& judges) {
   CompletenessJudgement ends = judges.trainer_ends();
@@ -70,8 +126,20 @@ CompletenessJudgement judge_trainers(const StepNames& names, const KindJudges& j
   return ends;
 }
 
+// accelerate's save_state() writes the weights first, then the optimizer, the scheduler, and what is random in each
+// rank. Source: accelerate/accelerator.py, checkpointing.py
+CompletenessJudgement judge_accelerates(const StepNames& names, const KindJudges& judges) {
+  CompletenessJudgement ends = judges.trainer_ends();
+  if (ends.completeness != Completeness::complete) return ends;
+  if (!names.holds_model) return lacking("a file of weights");
+  if (!names.shows_optimizer) return {Completeness::unknown, "it has no optimizer's state"};
+  if (names.deepspeed() && !names.has_at_top(FileRole::inner_latest))
+    return {Completeness::unknown, "it has no file `latest`, which names DeepSpeed's folder"};
+  return ends;
+}
+
 CompletenessJudgement judge_deepspeeds(const StepNames& names, const KindJudges& judges, bool all_machines) {
-  if (!names.deepspeed_at_top() && !names.trainer_state())
+  if (!names.deepspeed_at_top() && !names.trainer_state() && !names.accelerate())
     return {Completeness::unknown, "DeepSpeed's files lie in a folder, and no Trainer's beside"};
   if (!names.has(FileRole::model_states)) return {Completeness::incomplete, "there is no model_states.pt"};
   // The other ranks may have written to other machines (use_node_local_storage).
@@ -85,6 +153,8 @@ CompletenessJudgement judge_deepspeeds(const StepNames& names, const KindJudges&
 StepNames names_of(const std::vector<StepFiles::File>& files) {
   StepNames names;
   DcpFolders folders;
+  RankPickles ranks;
+  Demands demands;
   bool resume = false, model = false;
   for (const StepFiles::File& file : files) {
     const std::string_view path = file.path;
@@ -94,16 +164,27 @@ StepNames names_of(const std::vector<StepFiles::File>& files) {
     names.first_rank = names.first_rank || (kind.folders <= 1 && kind.states && kind.states->rank.value_or(0) == 0);
     names.first_model_states = names.first_model_states || (kind.folders <= 1 && kind.is_first_model_states());
     names.may_hold_weights = names.may_hold_weights || kind.may_hold_weights();
-    names.holds_weights = names.holds_weights || (kind.holds_weights() && !path.starts_with("optimizer"));
+    names.holds_weights = names.holds_weights || (kind.holds_weights() && !path.starts_with("optim"));
     names.shows_trainer = names.shows_trainer || kind.role == FileRole::arguments || kind.is_resume_state();
+    const std::string_view last = path.substr(path.rfind('/') + 1);
+    const bool indexed = kind.role >= FileRole::adapter_safetensors && kind.role <= FileRole::model_bin;
+    names.holds_model = names.holds_model || indexed || kind.role == FileRole::other_safetensors ||
+                        kind.role == FileRole::model_states || path.starts_with("pytorch_model") ||
+                        (last.ends_with(".bin") && kind.role == FileRole::other_weights);
+    names.fsdp = names.fsdp || path.starts_with("pytorch_model_fsdp_");
     // "optimizer.pt", "optimizer.bin", "optimizer_0/"
-    names.shows_optimizer = names.shows_optimizer || kind.states || path.starts_with("optimizer");
+    names.shows_optimizer = names.shows_optimizer || kind.states || path.starts_with("optim");
     resume = resume || kind.is_resume_state() || path.starts_with("pytorch_model_fsdp");
     model = model || (kind.may_hold_weights() && kind.role != FileRole::temporary);
     folders.note(kind, path);
+    demands.note(path);
+    names.olmo = names.olmo || path.starts_with("model_and_optim/");
+    if (kind.role == FileRole::rank_pickle) ranks.note(path);
   }
   names.model_alone = model && !resume && !names.shows_optimizer;
   names.lacks_dcp_metadata = folders.lack_metadata();
+  names.lacks_rank = ranks.first_missing();
+  names.lacks_demanded = demands.first_missing();
   names.lacks_part = lacks_committed_part(files);
   for (const FileRole role :
        {FileRole::model_bin, FileRole::model_safetensors, FileRole::adapter_bin, FileRole::adapter_safetensors}) {
@@ -117,10 +198,12 @@ StepNames names_of(const std::vector<StepFiles::File>& files) {
 bool is_checkpoint_file(const StepNames& names, std::string_view path) {
   if (names.manifests()) return false;
   const FileKind kind = kind_of(path);
+  if (kind.role == FileRole::rank_pickle) return true;
   if (names.deepspeed() && (kind.states || kind.role == FileRole::swap_file)) return true;
   if (names.has(FileRole::dcp_metadata) && is_dcp_description(kind.role)) return true;
-  if (!names.trainer_state()) return false;
-  if (kind.role == FileRole::trainer_state || kind.role == FileRole::optimizer) return true;
+  if (!names.trainer_state() && !names.accelerate()) return false;
+  if (kind.role == FileRole::trainer_state || kind.role == FileRole::random_states) return true;
+  if (kind.role == FileRole::optimizer) return true;
   return !names.deepspeed() && !names.has(FileRole::dcp_metadata) && kind.role == names.weights;
 }
 
@@ -138,6 +221,10 @@ CompletenessJudgement judge_by_names(const StepNames& names, const KindJudges& j
     if (!is_complete(manifests)) return manifests;
   }
   if (is_begun_by_trainer(names)) return lacking(kTrainerStateName);
+  if (!names.lacks_demanded.empty() && !names.trainer_state()) {
+    return all_machines ? lacking(names.lacks_demanded)
+                        : CompletenessJudgement{Completeness::unknown, names.lacks_demanded + " is not there"};
+  }
   // DCP writes .metadata last, on one machine.
   if (all_machines && names.lacks_dcp_metadata) return lacking(".metadata");
   if (names.lacks_dcp_metadata && (names.has(FileRole::dcp_metadata) || names.trainer_state()))
@@ -145,10 +232,16 @@ CompletenessJudgement judge_by_names(const StepNames& names, const KindJudges& j
   if (names.deepspeed() || names.has(FileRole::dcp_metadata)) {
     if (!names.holds_weights) return {Completeness::unknown, "it has an optimizer's state, and no weights"};
     CompletenessJudgement states = names.deepspeed() ? judge_deepspeeds(names, judges, all_machines) : judges.states();
-    return is_complete(states) && names.trainer_state() ? judge_trainers(names, judges) : states;
+    if (!is_complete(states)) return states;
+    if (names.trainer_state()) return judge_trainers(names, judges);
+    if (names.accelerate()) return judge_accelerates(names, judges);
+    if (names.fsdp) return {Completeness::unknown, "no file tells that its save has ended"};
+    return names.more_than_dcp() ? judges.trainer_ends() : states;
   }
   if (names.trainer_state()) return judge_trainers(names, judges);
+  if (names.accelerate()) return judge_accelerates(names, judges);
   if (names.manifests()) return {Completeness::complete, {}};
+  if (names.has(FileRole::rank_pickle)) return judge_rank_pickles(names, judges, all_machines);
   return {Completeness::unknown, "no file tells which files belong to it"};
 }
 

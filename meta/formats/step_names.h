@@ -21,6 +21,11 @@ struct StepNames {
   bool first_model_states = false;  // namely that of its model
   bool may_hold_weights = false;    // a file may; so may what is not known
   bool holds_weights = false;       // a file is known to
+  bool holds_model = false;         // by its name it is of a model: what else there may be tells nothing of that
+  std::string lacks_rank;           // a file of a rank that is not there, if other ranks' are (rank_pickles.h)
+  std::string lacks_demanded;       // a file that is not there, and that one which is there demands
+  bool olmo = false;                // "model_and_optim/"
+  bool fsdp = false;                // "pytorch_model_fsdp_0/": a Trainer's or accelerate's
   bool shows_optimizer = false;     // a name tells of an optimizer's state
   bool shows_trainer = false;       // a file is there that a Trainer writes beside weights
   bool model_alone = false;         // a file may hold weights, and none is for a resume only
@@ -30,9 +35,14 @@ struct StepNames {
   bool has(FileRole role) const { return files[static_cast<size_t>(role)]; }
   bool has_at_top(FileRole role) const { return top[static_cast<size_t>(role)]; }
   bool trainer_state() const { return has_at_top(FileRole::trainer_state); }
+  bool accelerate() const { return has_at_top(FileRole::random_states); }
+  // Of DCP's, with files of Lightning, Megatron or OLMo-core beside that are as needed.
+  bool more_than_dcp() const { return has_at_top(FileRole::lightning) || has_at_top(FileRole::megatron) || olmo; }
   bool manifests() const { return has_at_top(FileRole::rank_manifest); }
   // Does a file tell which files belong to the step?
-  bool tells_files() const { return trainer_state() || manifests() || deepspeed() || has(FileRole::dcp_metadata); }
+  bool tells_files() const {
+    return trainer_state() || accelerate() || manifests() || deepspeed() || has(FileRole::dcp_metadata);
+  }
   bool deepspeed() const { return has(FileRole::model_states) || has(FileRole::optim_states); }
   bool deepspeed_at_top() const { return has_at_top(FileRole::model_states) || has_at_top(FileRole::optim_states); }
 };

@@ -87,7 +87,8 @@ inline constexpr const char* kParam = "param";
 
 // A parameter or a buffer of the model with what the optimizer keeps of it, or a tensor that is neither.
 struct Parameter {
-  enum class Kind { trained, frozen, buffer, other };
+  // other: it may be somebody's weights. resume: it is known to be for a resume only, and not of which parameter.
+  enum class Kind { trained, frozen, buffer, other, resume };
   std::string name;
   Kind kind = Kind::trained;
   std::optional<uint64_t> ds_id;         // DeepSpeed's number of it, if the files make it certain
@@ -115,7 +116,8 @@ inline constexpr size_t kMostProblems = 1000;
 // A part of the step that could not be read. The map contains the rest.
 struct Problem {
   // unreadable: it may be intact, but that cannot be decided. missing: it is not there, or ends too early because it
-  // was not written to its end. left_out: the program that wrote the checkpoint left it out on purpose.
+  // was not written to its end. left_out: the step has all that was saved, and that is no whole model: the program that
+  // wrote it left something out on purpose, or put parameters together whose names it does not tell.
   enum class Kind { unreadable, missing, left_out };
   std::string file;  // relative to the step; empty for the step as a whole
   std::string reason;

@@ -65,7 +65,7 @@ bool is_for_resume(std::string_view path, const Origin& from) {
 // Is it a folder of a step in the step, in which DeepSpeed's files lie?
 bool is_inner_file(std::string_view path) {
   const size_t slash = path.find('/');
-  return slash != std::string_view::npos && step_number(path.substr(0, slash)) &&
+  return slash != std::string_view::npos && inner_number(path.substr(0, slash)) &&
          is_deepspeeds_own(path.substr(slash + 1));
 }
 
@@ -144,6 +144,7 @@ std::set<uint32_t> files_of(const TensorMap& map) {
 
 std::string weights_name(const TensorMap& map, const std::vector<StepFiles::File>& files) {
   const std::set<uint32_t> held = files_of(map);
+  if (const auto adapter = index_of(files, kAdapterName); adapter && held.contains(*adapter)) return kAdapterName;
   if (held.size() != 1) return kWeightsName;
   const std::string& path = files[*held.begin()].path;
   const bool own = lies_at_top(path) && path.ends_with(kSafetensors) && !is_rank_file(path) && !is_weights_name(path);

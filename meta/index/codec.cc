@@ -284,7 +284,7 @@ void encode_parameter(Encoder& e, const Parameter& parameter) {
 Parameter decode_parameter(Decoder& d) {
   Parameter parameter;
   parameter.name = d.text();
-  parameter.kind = d.one_up_to(Parameter::Kind::other);
+  parameter.kind = d.one_up_to(Parameter::Kind::resume);
   if (const uint64_t id = d.u64(); id != 0) parameter.ds_id = id - 1;
   d.each([&] {
     std::string state = d.text();

@@ -15,9 +15,13 @@ bool is_swap_root(const DirectoryEntry& entry) {
   return entry.type == S_IFDIR && (entry.name == kTensorsName || entry.name == kParamsName);
 }
 
+bool is_sign_folder(const DirectoryEntry& entry) {
+  return is_swap_root(entry) || (entry.type == S_IFDIR && formats::is_sign_folder(entry.name));
+}
+
 // Can this entry be the file that a checkpoint still lacked?
 bool may_complete_checkpoint(const DirectoryEntry& entry) {
-  if (entry.type == S_IFDIR) return is_swap_root(entry);
+  if (entry.type == S_IFDIR) return is_sign_folder(entry);
   const formats::FileKind kind = formats::kind_of(entry.name);
   return kind.is_sign(true) || kind.role == formats::FileRole::config;
 }
@@ -25,7 +29,7 @@ bool may_complete_checkpoint(const DirectoryEntry& entry) {
 bool holds_checkpoint(const std::vector<DirectoryEntry>& entries) {
   bool config = false, model = false;
   for (const DirectoryEntry& entry : entries) {
-    if (is_swap_root(entry)) return true;
+    if (is_sign_folder(entry)) return true;
     if (entry.type == S_IFDIR) continue;
     const formats::FileKind kind = formats::kind_of(entry.name);
     if (kind.is_sign(false)) return true;

@@ -14,7 +14,14 @@ TEST(Names, StepNumbers) {
   EXPECT_EQ(step_number("step_7"), 7U);
   EXPECT_EQ(step_number("epoch=3-step=900"), 900U);
   EXPECT_EQ(step_number("epoch=3-step=900.ckpt"), 900U);
-  EXPECT_EQ(step_number("best_model"), std::nullopt);
+  EXPECT_EQ(step_number("checkpoint_3"), 3U);
+  EXPECT_EQ(step_number("iter_0000100"), 100U);
+  EXPECT_EQ(step_number("global_step_12"), 12U);
+  EXPECT_EQ(step_number("epoch_2_step_900"), 900U);
+  EXPECT_EQ(step_number("ep0-ba2"), 2U);
+  for (const char* name :
+       {"best_model", "global_step_", "epoch_step_4x", "epoch_2", "ep-ba", "ep_2", "20260301", "iter"})
+    EXPECT_EQ(step_number(name), std::nullopt) << name;
   EXPECT_EQ(step_number("checkpoint-"), std::nullopt);
 }
 

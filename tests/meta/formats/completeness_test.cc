@@ -109,6 +109,50 @@ TEST(Completeness, OfATrainer) {
   EXPECT_EQ(judge(saved).completeness, Completeness::unknown) << "a model alone";
 }
 
+Contents accelerates() {
+  const std::string zip = deepspeed("stage_3").begin()->second;
+  return {{"model.safetensors", safetensors()},
+          {"optimizer.bin", zip},
+          {"scheduler.bin", zip},
+          {"random_states_0.pkl", zip}};
+}
+
+TEST(Completeness, OfAccelerate) {
+  EXPECT_EQ(judge(accelerates()).completeness, Completeness::complete) << judge(accelerates()).reason;
+  for (const auto& [path, content] : accelerates()) {
+    if (path == "scheduler.bin") continue;
+    Contents lacking = accelerates(), cut = accelerates();
+    lacking.erase(path);
+    cut[path].resize(content.size() - 1);
+    EXPECT_NE(judge(lacking).completeness, Completeness::complete) << path;
+    EXPECT_NE(judge(cut).completeness, Completeness::complete) << path;
+  }
+  Contents other = accelerates();
+  other.erase("model.safetensors");
+  other["custom_checkpoint_0.pkl"] = "what the user has registered";
+  EXPECT_EQ(judge(other).completeness, Completeness::incomplete) << "it is no model";
+  other["unet/diffusion_pytorch_model.safetensors"] = safetensors();
+  EXPECT_EQ(judge(other).completeness, Completeness::complete) << judge(other).reason;
+  other["unet/diffusion_pytorch_model.safetensors"].pop_back();
+  EXPECT_NE(judge(other).completeness, Completeness::complete) << "it is cut short";
+}
+
+TEST(Completeness, OfRanksThatSaveByThemselves) {
+  const std::string zip = deepspeed("stage_3").begin()->second;
+  Contents step;
+  for (const char* what : {"model", "optim", "extra_state"}) {
+    for (const char* rank : {"0", "1"}) step["actor/" + std::string(what) + "_world_size_2_rank_" + rank + ".pt"] = zip;
+  }
+  EXPECT_EQ(judge(step).completeness, Completeness::complete) << judge(step).reason;
+  for (const auto& [path, content] : step) {
+    Contents lacking = step, cut = step;
+    lacking.erase(path);
+    cut[path].resize(content.size() - 1);
+    EXPECT_EQ(judge(lacking).completeness, Completeness::unknown) << path << ": another machine may have it";
+    EXPECT_EQ(judge(cut).completeness, Completeness::incomplete) << path;
+  }
+}
+
 // As by an `rm -r` that was killed, in the order of the names or in any other.
 TEST(Completeness, ATrainersThatHasLostItsWeights) {
   Contents step = trainer();

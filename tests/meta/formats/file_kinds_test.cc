@@ -39,6 +39,10 @@ TEST(FileKinds, Roles) {
       {"rng_state_3.pth", FileRole::rng_state},
       {"rng_state_x.pth", FileRole::other_weights},
       {"ckptfs.rank00.json", FileRole::rank_manifest},
+      {"random_states_3.pkl", FileRole::random_states},
+      {"common.pt", FileRole::megatron},
+      {"actor/optim_world_size_2_rank_0.pt", FileRole::rank_pickle},
+      {"pytorch_model_fsdp.bin", FileRole::other_weights},
       {"config.json", FileRole::config},
       {"latest", FileRole::inner_latest},
       {"global_step4/latest", FileRole::other},
@@ -49,11 +53,14 @@ TEST(FileKinds, Roles) {
 }
 
 TEST(FileKinds, WhatMakesAFolderAStep) {
-  for (const char* path : {"trainer_state.json", ".metadata", "x_model_states.pt", "ckptfs-thinned.json"})
+  for (const char* path : {"trainer_state.json", ".metadata", "x_model_states.pt", "ckptfs-thinned.json",
+                           "optimizer.bin", "random_states_0.pkl"})
     EXPECT_TRUE(kind_of(path).is_sign(false)) << path;
   EXPECT_FALSE(kind_of("model.safetensors").is_sign(false));
   EXPECT_TRUE(kind_of("model.safetensors").is_sign(true));
   EXPECT_FALSE(kind_of("model.safetensors.index.json").is_sign(true));
+  EXPECT_TRUE(is_sign_folder("pytorch_model_fsdp_0"));
+  EXPECT_FALSE(is_sign_folder("model"));
 }
 
 // Who may read the others may not know the names that stand in these.

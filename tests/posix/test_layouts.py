@@ -1,0 +1,175 @@
+"""Checkpoints of many layouts, as the real software wrote them, beside what the running model held.
+
+layouts.tar.xz: NAME/STEP/..., and NAME/truth.json: {"PARAMETER|STATE": [dtype, shape, sha256 of the bytes]}. "rRANK/..."
+is what one rank of a tensor-parallel model held of it. They were made with torch 2.15, deepspeed 0.19.8, accelerate 1.15,
+transformers 5.23, megatron-core 0.16.1, composer, lightning, OLMo-core, Automodel and verl.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import pathlib
+import shutil
+import struct
+
+import pytest
+
+from calling import ckptfs
+from checking import equal, raises, read, true
+from mounting import run, wait_until
+
+pytestmark = pytest.mark.one_mode
+
+PACKED = pathlib.Path(__file__).parent / "layouts.tar.xz"
+# What a model computes anew, and saves nowhere: it is in no state_dict.
+NOT_SAVED = ("inv_freq",)
+# As little as these lacks nobody: other ranks' random numbers, a list of what the loader has given out, notes.
+NOT_NEEDED = ("config.json", "random_states_1.pkl", "data.pt", "fsdp_config.json", "zero_to_fp32.py", "zero_to_torch.py")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    state: str = "complete"  # None: it is no step
+    model: bool = True  # its view has one
+    lacks: str = ""  # why it has none, if it has tensors
+    # states that are in the step and not in its view: the optimizer has numbers for names, or it is not read
+    unread: tuple = ()
+    torn: tuple = ()  # files that were never whole: two ranks wrote them at once, and a resume does without them
+
+
+LAYOUTS = {
+    "accelerate_ddp": Layout(),
+    "accelerate_ds2": Layout(torn=("random_states_0.pkl",)),
+    "accelerate_ds3": Layout(),
+    "accelerate_fsdp2": Layout(),
+    "automodel": Layout(),
+    "composer": Layout(),
+    "dcp_app_state": Layout(),
+    "dcp_fsdp1_local": Layout(model=False, lacks="holds several parameters"),
+    "dcp_hf_writer_consolidated": Layout(None),
+    "dcp_hf_writer_one_shard": Layout("unknown", model=False, lacks="a rank's part"),
+    "dcp_raw_optimizer": Layout(unread=("exp_avg", "exp_avg_sq")),
+    "ds_autotp2_z3": Layout("unknown", model=False, lacks="model parallel"),
+    "ds_bf16_optimizer": Layout(),
+    "ds_moe_ep2": Layout("unknown", model=False, lacks="experts"),
+    "ds_moe_ep2_dp4_experts_lost": Layout("incomplete", model=False, lacks="experts"),
+    "ds_pipe_pp1": Layout("unknown", model=False, lacks="pipeline"),
+    "ds_pipe_pp2": Layout("unknown", model=False, lacks="model parallel"),
+    "ds_stage0_bf16": Layout(),
+    "ds_stage0_fp32": Layout(),
+    "ds_z3_exclude_frozen": Layout(model=False, lacks="without the frozen parameters"),
+    "fsdp1_sharded_pickles": Layout(None),
+    "lightning_fsdp": Layout(),
+    "megatron_legacy_tp2": Layout(None),
+    "megatron_tp2": Layout(),
+    "olmo_core": Layout(),
+    "verl_fsdp": Layout(),
+}
+
+
+@pytest.fixture(scope="module")
+def unpacked(work):
+    folder = work / "layouts"
+    folder.mkdir()
+    run("tar", "-xf", PACKED, "-C", folder)
+    equal(sorted(path.name for path in folder.iterdir()), sorted(LAYOUTS), "layouts")
+    return folder
+
+
+def step_of(layout):
+    [step] = [path for path in layout.iterdir() if path.is_dir()]
+    return step
+
+
+def state_of(step):
+    done = ckptfs("state", "--json", step)
+    return json.loads(done.stdout)["state"] if done.returncode in (0, 1) and done.stdout else None
+
+
+def split_off(data, shape, part):
+    """What of a tensor lies at this place of one dimension, which is divided evenly: (dimension, parts, number)."""
+    dimension, parts, number = part
+    inner = len(data) // math.prod(shape[:dimension + 1])
+    rows, size = shape[dimension], shape[dimension] // parts * inner
+    return b"".join(data[(outer * rows * inner + number * size):][:size] for outer in range(math.prod(shape[:dimension])))
+
+
+def is_right(data, shape, name, told):
+    """`name`: "rRANK/PARAMETER|STATE" of what one rank held."""
+    _, wanted, sha256 = told
+    if list(shape) != list(wanted):
+        rank, cut = int(name[1:name.index("/")]), [at for at, size in enumerate(wanted) if size != shape[at]]
+        equal(len(cut), 1, f"{name}: dimensions that are cut")
+        data = split_off(data, shape, (cut[0], shape[cut[0]] // wanted[cut[0]], rank))
+    return hashlib.sha256(data).hexdigest() == sha256
+
+
+def truth_of(layout):
+    truth = json.loads(read(layout / "truth.json"))
+    return {key: told for key, told in truth.items() if not plain_name(key)[0].endswith(NOT_SAVED)}
+
+
+def plain_name(key):
+    """"r1/head.weight|param" is of ("head.weight", "param")."""
+    name, state = key.rsplit("|", 1)
+    return name.split("/", 1)[1] if name.startswith("r") and "/" in name else name, state
+
+
+def names_in(model):
+    data = read(model)
+    header = json.loads(data[8:8 + struct.unpack_from("<Q", data)[0]])
+    return set(header) - {"__metadata__"}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_is_shown_as_it_is(unpacked, folder, shared, name):
+    """Whole or not; each tensor right to the last bit, or none; a model that lacks nothing, or none."""
+    wanted, source = LAYOUTS[name], step_of(unpacked / name)
+    step = folder / source.name
+    shutil.copytree(source, step)
+    equal(state_of(step), wanted.state, f"{name}: state")
+    if wanted.state is None:
+        return
+    view = shared.path / "views" / step.relative_to(shared.path)
+    manifest = json.loads(read(view / "manifest.json"))
+    truth = truth_of(unpacked / name)
+    second = {tied["same_as"]: tied["name"] for tied in manifest["tied"]}
+    shown = {(tensor["name"], tensor["state"]): tensor for tensor in manifest["tensors"]}
+    shown |= {(second[of], state): tensor for (of, state), tensor in shown.items() if of in second}
+    for key, told in truth.items():
+        tensor = shown.get(plain_name(key))
+        if tensor is None:
+            parameter, state = plain_name(key)
+            master = state == "param" and (parameter, "fp32") in shown  # stage 3 saves nothing else of it
+            true(not wanted.model or state in wanted.unread or master, f"{name}: {key} is not shown")
+            continue
+        true(is_right(read(view / tensor["path"]), tensor["shape"], key, told), f"{name}: {key} is another")
+    problems = " ".join(problem["reason"] for problem in manifest["problems"])
+    equal((view / "model.safetensors").exists(), wanted.model, f"{name}: a model; {problems}")
+    if wanted.model:
+        names = {plain_name(key)[0] for key in truth if key.endswith("|param")}
+        equal({second.get(one, one) for one in names_in(view / "model.safetensors")}, names, f"{name}: names in the model")
+    else:
+        true(wanted.lacks in problems, f"{name}: {problems}")
+
+
+def damages(step, torn):
+    for path in sorted(path for path in step.rglob("*") if path.is_file()):
+        if path.name not in (*NOT_NEEDED, *torn):
+            yield path.relative_to(step), lambda victim: victim.unlink(), "gone"
+            yield path.relative_to(step), lambda victim: victim.write_bytes(b""), "emptied"
+            yield path.relative_to(step), lambda victim: victim.write_bytes(victim.read_bytes()[:-64]), "cut"
+    for path in sorted(path for path in step.iterdir() if path.is_dir()):
+        yield path.relative_to(step), shutil.rmtree, "gone"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.state == "complete"])
+def test_what_lacks_a_part_is_not_complete(unpacked, folder, name):
+    source = step_of(unpacked / name)
+    for number, (path, act, what) in enumerate(damages(source, LAYOUTS[name].torn)):
+        step = folder / str(number) / source.name
+        shutil.copytree(source, step)
+        act(step / path)
+        true(state_of(step) != "complete", f"{name} is complete, and {path} is {what}")

@@ -1,5 +1,5 @@
-// Any bytes as the files of a step that is not DeepSpeed's: PyTorch's DCP, weights of Hugging Face with their index, or
-// what libckptfs saved.
+// Any bytes as the files of a step that is not DeepSpeed's: PyTorch's DCP, also Megatron's, weights of Hugging Face
+// with their index, what libckptfs saved, what ranks saved by themselves, or an adapter beside DeepSpeed's.
 #include "meta/formats/checkpoint.h"
 
 #include <algorithm>
@@ -10,12 +10,17 @@
 namespace {
 
 using Names = std::array<const char*, 3>;
-constexpr std::array<Names, 5> kKinds{
+constexpr std::array<Names, 8> kKinds{
     Names{".metadata", "__0_0.distcp", "__1_0.distcp"},
     Names{"model.safetensors.index.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"},
     Names{"pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"},
     Names{"model.safetensors", "config.json", "optimizer.pt"},
-    Names{"ckptfs.rank00.json", "rank00.safetensors", "rank01.safetensors"}};
+    Names{"ckptfs.rank00.json", "rank00.safetensors", "rank01.safetensors"},
+    Names{"actor/model_world_size_2_rank_0.pt", "actor/model_world_size_2_rank_1.pt",
+          "critic/model_world_size_1_rank_0.pt"},
+    Names{".metadata", "__0_0.distcp", "common.pt"},
+    Names{"adapter_model.safetensors", "global_step1/zero_pp_rank_0_mp_rank_00_model_states.pt",
+          "global_step1/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt"}};
 
 }  // namespace
 

@@ -15,9 +15,11 @@ import struct
 
 import pytest
 
-from calling import ckptfs
-from checking import equal, raises, read, true
-from mounting import run, wait_until
+from calling import ckptfs, status_is
+from checking import equal, noise, read, true, write
+from hugging import safetensors
+from mounting import CKPTFS, run, wait_until
+from viewing import torch_file
 
 pytestmark = pytest.mark.one_mode
 
@@ -173,3 +175,47 @@ def test_what_lacks_a_part_is_not_complete(unpacked, folder, name):
         shutil.copytree(source, step)
         act(step / path)
         true(state_of(step) != "complete", f"{name} is complete, and {path} is {what}")
+
+
+def test_an_adapter_stays_one(folder, shared):
+    """PEFT loads the view, and the thinned step, by the names that it gave itself."""
+    step = folder / "checkpoint-7"
+    step.mkdir()
+    tensors = {"base_model.model.q.lora_A.weight": ("F32", [4, 2], bytes(range(32)))}
+    write(step / "adapter_model.safetensors", safetensors(tensors))
+    write(step / "adapter_config.json", b'{"peft_type": "LORA"}')
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        write(step / name, torch_file(noise(4096, 1)))
+    write(step / "trainer_state.json", b'{"global_step": 7}')
+    wait_until("it is complete", lambda: state_of(step) == "complete")
+    view = shared.path / "views" / step.relative_to(shared.path)
+    true((view / "adapter_config.json").exists() and not (view / "model.safetensors").exists(), "what the view has")
+    equal(names_in(view / "adapter_model.safetensors"), set(tensors), "names in the view's adapter")
+    before = read(step / "adapter_model.safetensors")
+    shutil.copytree(step, folder / "checkpoint-8")  # of a newer one nothing goes
+    run(CKPTFS, "thin", step)
+    equal(read(step / "adapter_model.safetensors"), before, "the adapter of the thinned step")
+    true(not (step / "optimizer.pt").exists(), "its optimizer is there")
+    equal(names_in(view / "adapter_model.safetensors"), set(tensors), "names in the thinned step's view")
+
+
+@pytest.mark.parametrize("name", ("megatron_tp2", "verl_fsdp"))
+def test_what_loads_no_weights_alone_is_not_thinned(unpacked, folder, name):
+    source = step_of(unpacked / name)
+    step = folder / source.name
+    shutil.copytree(source, step)
+    shutil.copytree(source, folder / f"{source.name}9")  # a newer one
+    wait_until("the newer one is complete", lambda: state_of(folder / f"{source.name}9") == "complete")
+    status_is(ckptfs("thin", step), 1, "loads no weights without what lies beside them")
+    equal(state_of(step), "complete", f"{name}: state")
+
+
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.state and not layout.model])
+def test_what_is_no_model_is_not_thinned(unpacked, folder, name):
+    source = step_of(unpacked / name)
+    step = folder / source.name
+    shutil.copytree(source, step)
+    shutil.copytree(unpacked / "lightning_fsdp" / "epoch=0-step=2.ckpt", folder / "epoch=0-step=900.ckpt")  # a newer one
+    before = sorted(path.name for path in step.rglob("*"))
+    true(ckptfs("thin", step).returncode != 0, f"{name} was thinned")
+    equal(sorted(path.name for path in step.rglob("*")), before, f"{name}: files")

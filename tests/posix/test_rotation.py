@@ -120,14 +120,14 @@ def test_rules_that_do_nothing_are_told(mount):
     (mount.path / SERIES / "runs").mkdir()
     mount.wait_for_rounds(2)
     equal(told(), [], "of a run that has yet to save")
-    (mount.path / SERIES / "iter_0000100").mkdir()
-    write(mount.path / SERIES / "iter_0000100" / ".metadata", b"x")
-    wait_until("it says so", lambda: any("iter_0000100" in one for one in told()))
+    (mount.path / SERIES / "000100").mkdir()
+    write(mount.path / SERIES / "000100" / ".metadata", b"x")
+    wait_until("it says so", lambda: any("000100" in one for one in told()))
     true(any("do nothing" in one and "--set steps=" in one for one in policy(mount)["warnings"]), f"{policy(mount)}")
     remote = mount.store.folder.parent / f"remote-{mount.mode}"
     remote.mkdir()
     run(CKPTFS, "remote", "add", f"file://{remote}", mount.path / SERIES)
-    wait_until("so does the remote", lambda: any("nothing is pushed" in one and "iter_0000100" in one
+    wait_until("so does the remote", lambda: any("nothing is pushed" in one and "000100" in one
                                                  for one in mount.status()["warnings"]))
     write_step(mount, 1)
     wait_until("it no longer does", lambda: not told())

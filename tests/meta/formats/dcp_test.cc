@@ -156,5 +156,55 @@ TEST(Dcp, NoFolderIsNone) {
   EXPECT_TRUE(map.problems.empty());
 }
 
+// Two stacked layers and one output, and their optimizer: what torch 2.15 wrote with Megatron's names and no keys.
+struct SavedByMegatron {
+  SavedByMegatron() {
+    const auto content = io::read_file(CKPTFS_SOURCE_DIR "/tests/fuzz/corpus/checkpoint/megatron");
+    EXPECT_TRUE(content) << content.error().message();
+    const std::string& bytes = content.value();
+    const size_t length = static_cast<uint8_t>(bytes[1]) | static_cast<size_t>(static_cast<uint8_t>(bytes[2])) << 8;
+    const size_t next = static_cast<uint8_t>(bytes[3]) | static_cast<size_t>(static_cast<uint8_t>(bytes[4])) << 8;
+    step.add(".metadata", bytes.substr(5, length));
+    step.add("__0_0.distcp", bytes.substr(5 + length, next));
+  }
+  void finish() {
+    step.add("common.pt", "PK");
+    step.add("metadata.json", "{}");
+  }
+  StepInMemory step;
+};
+
+TEST(Dcp, MegatronsLayersHaveTheirOwnNames) {
+  SavedByMegatron saved;
+  saved.finish();
+  const TensorMap map = read_dcp(saved.step);
+  EXPECT_TRUE(map.problems.empty()) << map.problems.front().reason;
+  ASSERT_EQ(map.parameters.size(), 5U) << "none of them is what the optimizer keeps";
+  const Parameter& second = find(map, "decoder.layers.1.mlp.linear_fc2.weight");
+  EXPECT_EQ(second.states.at("fp32").shape, (Shape{3, 2}));
+  EXPECT_EQ(elements<float>(saved.step, second.states.at("fp32")), counted(6, 6));
+  EXPECT_EQ(elements<float>(saved.step, second.states.at("exp_avg")), counted(106, 6));
+  EXPECT_EQ(second.states.at(kParam).dtype, Dtype::bfloat16);
+  EXPECT_EQ(find(map, "output_layer.weight").states.size(), 4U);
+  ASSERT_EQ(map.tied.size(), 2U);
+  EXPECT_EQ(map.tied.front().name, "decoder.layers.0.pre_mlp_layernorm.bias");
+}
+
+TEST(Dcp, MegatronNeedsWhatLiesBeside) {
+  const SavedByMegatron saved;
+  const TensorMap map = read_dcp(saved.step);
+  ASSERT_EQ(map.problems.size(), 2U);
+  EXPECT_EQ(map.problems.front().kind, Problem::Kind::missing);
+  EXPECT_THAT(map.problems.front().reason, HasSubstr("common.pt"));
+  EXPECT_EQ(check_dcp(saved.step).missing.size(), 2U);
+}
+
+TEST(Dcp, MegatronsStackedTensorsAreThereAsTheyWereSaved) {
+  SavedByMegatron saved;
+  saved.finish();
+  const TensorMap map = read_dcp(saved.step, {.saved_names = true});
+  EXPECT_EQ(find(map, "decoder.layers.mlp.linear_fc2.weight").states.at(kParam).shape, (Shape{2, 3, 2}));
+}
+
 }  // namespace
 }  // namespace ckptfs::meta::formats

@@ -6,6 +6,8 @@
 
 #include "io/json.h"
 #include "meta/formats/checkpoint.h"
+#include "meta/formats/dcp.h"
+#include "meta/formats/deepspeed.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/safetensors.h"
 #include "meta/formats/step_names.h"
@@ -17,8 +19,20 @@
 namespace ckptfs::meta::formats {
 namespace {
 
+bool is_too_large(const Problem& problem) {
+  return problem.reason.ends_with(kTooManyTensors) || problem.reason.ends_with(kTooManyRuns);
+}
+
+// What the files demand by themselves: their tensors need no memory for that.
+ShareCheck check_states(const StepFiles& files) {
+  const auto folder = deepspeed_folder(files);
+  return folder ? check_deepspeed(files, *folder, true) : check_dcp(files);
+}
+
 // DeepSpeed's or DCP's, of which one file tells which others there should be.
-CompletenessJudgement judge_states(const StepNames& names, const TensorMap& map) {
+CompletenessJudgement judge_states(const StepFiles& files, const StepNames& names, const TensorMap& map) {
+  const bool large = std::ranges::any_of(map.problems, is_too_large);
+  if (large) return judgement_of(check_states(files));
   ShareCheck share;
   add_problems(map, share);
   if (names.deepspeed() && map.parameters.empty()) share.add_unclear("nothing could be read of it");
@@ -103,7 +117,7 @@ CompletenessJudgement judge_by_kind(const StepFiles& files, const TensorMap& map
   };
   return judge_by_names(names,
                         {.manifests = judge_manifests,
-                         .states = [&] { return judge_states(names, map); },
+                         .states = [&] { return judge_states(files, names, map); },
                          .trainer_ends = [&] { return judgement_of(check_trainer_ends(files)); }},
                         false);
 }

@@ -63,7 +63,7 @@ class Reader {
   }
 
   // Checks the files of the ranks that are here.
-  ShareCheck check() {
+  ShareCheck check(bool alone) {
     is_share_ = true;
     place_swap_folders(found_);
     const bool read = read_ranks();
@@ -71,6 +71,10 @@ class Reader {
     if (!builder_.is_given_up() && !read) check_ends();
     if (!builder_.is_given_up() && read && nothing) share_.add_unclear("nothing could be read of it");
     add_problems(builder_.map(), share_);
+    if (alone && node_local_ && !share_.missing.empty()) {
+      share_.add_unclear(share_.missing.front().path + " is not here, and another machine may have it");
+      share_.missing.clear();
+    }
     return std::move(share_);
   }
 
@@ -533,8 +537,8 @@ TensorMap read_deepspeed(const StepFiles& files, const std::string& folder, cons
   return Reader(files, folder, options).read();
 }
 
-ShareCheck check_deepspeed(const StepFiles& files, const std::string& folder) {
-  return Reader(files, folder, {}).check();
+ShareCheck check_deepspeed(const StepFiles& files, const std::string& folder, bool alone) {
+  return Reader(files, folder, {}).check(alone);
 }
 
 }  // namespace ckptfs::meta::formats

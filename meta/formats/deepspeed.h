@@ -34,7 +34,7 @@ TensorMap read_deepspeed(const StepFiles& files, const std::string& folder, cons
 
 // Checks the files of the ranks that wrote here, and tells which files the other ranks have to have. With node-local
 // storage the ranks of each machine name their swap folders from rank00 on: the k-th folder is of the k-th rank that
-// has other files here.
-ShareCheck check_deepspeed(const StepFiles& files, const std::string& folder);
+// has other files here. `alone`: what such a step of node-local storage lacks cannot be decided here.
+ShareCheck check_deepspeed(const StepFiles& files, const std::string& folder, bool alone = false);
 
 }  // namespace ckptfs::meta::formats

@@ -118,7 +118,8 @@ class Composer {
       if (parts_.stage == 3 && !builder_.has_room(flats.size() * sizeof(Piece))) return;
       auto tensor = parts_.stage == 3 ? joined(member, flats, at) : cut_out(member, flats, ends, at);
       if (!tensor) return builder_.problem(flats.front()->piece.file, state + " ends within " + member.name);
-      if (!builder_.has_room(*tensor)) return;
+      const Tensor frame{tensor->dtype, tensor->shape, {}};  // in stage 3 without the pieces, which are counted
+      if (!builder_.has_room(parts_.stage == 3 ? frame : *tensor)) return;
       tensors.push_back(std::move(*tensor));
       at += parts_.stage == 3 ? divide_up(member.elements, flats.size()) : member.elements + member.padding;
     }

@@ -5,9 +5,8 @@
 // Format: Python's Lib/pickletools.py, protocols 2 to 5, as torch.save and DCP write them; the text opcodes of protocol
 // 0 and buffers outside the pickle are refused.
 //
-// Memory is bounded: the pickle itself, which texts are views of, and kMostMemory for at most kMostValues values of
-// some 30 bytes. Values may share other values, and in a hostile pickle may contain themselves, so code that walks them
-// must bound the depth.
+// Memory is bounded: the pickle itself, which texts are views of, and kMostMemory for its values. Values may share
+// other values, and in a hostile pickle may contain themselves, so code that walks them must bound the depth.
 //
 // Thread safety: constant once read.
 #pragma once
@@ -29,7 +28,8 @@ namespace ckptfs::meta::formats {
 class Pickle {
  public:
   static constexpr size_t kMostBytes = size_t{32} << 20;
-  static constexpr size_t kMostValues = size_t{2} << 20;
+  static constexpr size_t kMostValues = size_t{16} << 20;  // that are used, each as often as that is
+  static constexpr size_t kMostMarks = size_t{1} << 20;    // at once
   static constexpr size_t kMostMemory = size_t{64} << 20;  // bytes
 
   enum class Kind : uint8_t {

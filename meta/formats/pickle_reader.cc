@@ -21,7 +21,8 @@ class PickleReader {
       began_ = at_;
       TRY_ASSIGN(const uint8_t opcode, number<uint8_t>());
       TRY(step(opcode));
-      if (memory_ > Pickle::kMostMemory) return wrong("its values take more memory than those of any checkpoint");
+      if (memory_ + (stack_.size() + memo_.size()) * sizeof(Id) > Pickle::kMostMemory)
+        return wrong("its values take more memory than those of any checkpoint");
     }
     return std::move(pickle_);
   }
@@ -200,7 +201,7 @@ class PickleReader {
 
   Result<> remember(uint32_t slot) {
     TRY_ASSIGN(const Id id, top());
-    if (slot >= Pickle::kMostValues) return wrong("its memo is larger than that of any pickle that Python writes");
+    if (slot > pushes_) return wrong("its memo is larger than that of any pickle that Python writes");
     if (slot >= memo_.size()) memo_.resize(slot + 1, kNothing);
     remembered_ = std::max(remembered_, slot + 1);
     memo_[slot] = id;
@@ -285,7 +286,7 @@ class PickleReader {
   }
 
   Result<> mark() {
-    if (++pushes_ > Pickle::kMostValues) return wrong("it has too many marks");
+    if (marks_.size() == Pickle::kMostMarks) return wrong("it has too many marks");
     marks_.push_back(stack_.size());
     return success();
   }

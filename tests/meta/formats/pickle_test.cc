@@ -130,8 +130,8 @@ TEST(Pickle, EveryTruncationIsAnErrorThatSaysWhere) {
 TEST(Pickle, BombsAreErrors) {
   // Each would make Python, or a careless reader, allocate or recurse without end.
   const std::string bombs[] = {
-      "\x80\x02" + std::string(Pickle::kMostValues + 1, ']') + ".",  // more values than are allowed
-      "\x80\x02" + std::string(Pickle::kMostValues + 1, '(') + ".",  // marks
+      "\x80\x02" + std::string(Pickle::kMostValues + 1, ']') + ".",  // more memory than is allowed
+      "\x80\x02" + std::string(Pickle::kMostMarks + 1, '(') + ".",   // marks
       "\x80\x02Nr\xff\xff\xff\xff."s,                                // a memo of 2^32
       "\x80\x02X\xff\xff\xff\x7fx."s,                                // a text of 2^31
       "\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xffx."s,             // a text of 2^64

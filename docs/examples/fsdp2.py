@@ -1,6 +1,9 @@
-"""Saves and loads a model under FSDP2 with its optimizer.
+"""Saves and loads a model under FSDP2 with the states of its optimizer.
 
     torchrun --nproc-per-node 2 fsdp2.py SERIES      SERIES is a folder on the mount: /ckpt/steps
+
+It does not save optimizers["param_groups"], such as the learning rate: these are no tensors (docs/groups.md). A second run
+into the same folder fails with PermissionError, because the steps of the first one are sealed.
 """
 
 import sys

@@ -41,6 +41,9 @@ bool lacks_committed_part(const std::vector<StepFiles::File>& files) {
 
 bool is_dcp_description(FileRole role) { return role == FileRole::dcp_metadata || role == FileRole::dcp_rank_metadata; }
 
+// "optimizer.pt", "optimizer.bin", "optimizer_0/", Automodel's "optim/"
+bool is_of_optimizer(std::string_view path) { return path.starts_with("optimizer") || path.starts_with("optim/"); }
+
 // What must lie beside a file. Sources: accelerate/checkpointing.py; olmo_core/train/checkpoint.py.
 class Demands {
  public:
@@ -164,7 +167,7 @@ StepNames names_of(const std::vector<StepFiles::File>& files) {
     names.first_rank = names.first_rank || (kind.folders <= 1 && kind.states && kind.states->rank.value_or(0) == 0);
     names.first_model_states = names.first_model_states || (kind.folders <= 1 && kind.is_first_model_states());
     names.may_hold_weights = names.may_hold_weights || kind.may_hold_weights();
-    names.holds_weights = names.holds_weights || (kind.holds_weights() && !path.starts_with("optim"));
+    names.holds_weights = names.holds_weights || (kind.holds_weights() && !is_of_optimizer(path));
     names.shows_trainer = names.shows_trainer || kind.role == FileRole::arguments || kind.is_resume_state();
     const std::string_view last = path.substr(path.rfind('/') + 1);
     const bool indexed = kind.role >= FileRole::adapter_safetensors && kind.role <= FileRole::model_bin;
@@ -172,8 +175,7 @@ StepNames names_of(const std::vector<StepFiles::File>& files) {
                         kind.role == FileRole::model_states || path.starts_with("pytorch_model") ||
                         (last.ends_with(".bin") && kind.role == FileRole::other_weights);
     names.fsdp = names.fsdp || path.starts_with("pytorch_model_fsdp_");
-    // "optimizer.pt", "optimizer.bin", "optimizer_0/"
-    names.shows_optimizer = names.shows_optimizer || kind.states || path.starts_with("optim");
+    names.shows_optimizer = names.shows_optimizer || kind.states || is_of_optimizer(path);
     resume = resume || kind.is_resume_state() || path.starts_with("pytorch_model_fsdp");
     model = model || (kind.may_hold_weights() && kind.role != FileRole::temporary);
     folders.note(kind, path);
@@ -210,7 +212,8 @@ bool is_checkpoint_file(const StepNames& names, std::string_view path) {
 bool is_written_first(const StepNames& names, std::string_view path) {
   const FileRole role = kind_of(path).role;
   if (names.has(FileRole::dcp_metadata) && role == FileRole::dcp_data) return true;
-  return role != FileRole::trainer_state && !is_dcp_description(role) && is_checkpoint_file(names, path);
+  const bool last = role == FileRole::trainer_state || role == FileRole::random_states || is_dcp_description(role);
+  return !last && is_checkpoint_file(names, path);
 }
 
 CompletenessJudgement judge_by_names(const StepNames& names, const KindJudges& judges, bool all_machines) {
@@ -242,7 +245,7 @@ CompletenessJudgement judge_by_names(const StepNames& names, const KindJudges& j
   if (names.accelerate()) return judge_accelerates(names, judges);
   if (names.manifests()) return {Completeness::complete, {}};
   if (names.has(FileRole::rank_pickle)) return judge_rank_pickles(names, judges, all_machines);
-  return {Completeness::unknown, "no file tells which files belong to it"};
+  return {Completeness::unknown, "no file tells which files belong to it; the rule complete_when can"};
 }
 
 }  // namespace ckptfs::meta::formats

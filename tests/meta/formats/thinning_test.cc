@@ -183,7 +183,7 @@ TEST(ThinningTest, AStepIsOneOfWeightsIfItsManifestFits) {
   // The manifest was copied into a step that is whole.
   const auto whole = judged({told, {"model.safetensors", "abc"}, {"optimizer.pt", "1234567"}});
   EXPECT_EQ(whole.completeness, Completeness::unknown);
-  EXPECT_EQ(whole.reason, "no file tells which files belong to it");
+  EXPECT_EQ(whole.reason, "no file tells which files belong to it; the rule complete_when can");
 }
 
 }  // namespace

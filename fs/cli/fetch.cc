@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -24,6 +25,7 @@
 #include "io/digest.h"
 #include "io/fd.h"
 #include "io/host.h"
+#include "meta/formats/deepspeed_files.h"
 #include "meta/names.h"
 #include "meta/remote/address.h"
 #include "meta/remote/remote_facts.h"
@@ -198,6 +200,20 @@ void print(const Fetched& fetched, const Source& source) {
   print_cost(source.remote.store->counts());
 }
 
+// DeepSpeed takes the step that `latest` beside it names. If there is no such file it starts from the beginning,
+// without a word.
+void print_how_to_resume(const std::filesystem::path& step) {
+  std::error_code failed;
+  bool is_deepspeeds = false;
+  for (std::filesystem::directory_iterator at(step, failed), end; !failed && at != end; at.increment(failed)) {
+    is_deepspeeds = is_deepspeeds || meta::formats::parse_states_name(at->path().filename().string());
+  }
+  const std::filesystem::path latest = step.parent_path() / "latest";
+  if (!is_deepspeeds || std::filesystem::exists(latest, failed)) return;
+  std::printf("DeepSpeed resumes from the step that %s names:\n    printf %%s %s >%s\n", printable(latest).c_str(),
+              printable(step.filename()).c_str(), printable(latest).c_str());
+}
+
 Result<int> run(const FetchArguments& arguments) {
   end_in_order();
   TRY_ASSIGN(const Series series, find_series(arguments.series));
@@ -205,6 +221,7 @@ Result<int> run(const FetchArguments& arguments) {
   TRY_ASSIGN(const Fetched fetched, fetch(series, source, arguments.slot ? arguments.slot : source.slot));
   if (!arguments.options.as_json) {
     print(fetched, source);
+    print_how_to_resume(fetched.step);
     return kSuccess;
   }
   print_json({{"step", fetched.step},

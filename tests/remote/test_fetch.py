@@ -103,6 +103,20 @@ def test_a_step_comes_back(fresh_disk, work, remote, mode):
 
 
 @pytest.mark.one_mode
+def test_deepspeed_is_told_which_step_to_take(fresh_disk, work, scratch, remote, mode):
+    """Without `latest` it would start from the beginning."""
+    folder = scratch / "made"
+    make(folder, files=("mp_rank_00_model_states.pt",))
+    has(remote, "global_step7", folder)
+    with node(fresh_disk, work, "told", mode) as mount:
+        steps = mount.path / "steps"
+        ckptfs("remote", "add", f"file://{remote}", steps)
+        said = ckptfs("fetch", "global_step7", steps)
+        true(f"printf %s global_step7 >{steps}/latest" in said, said)
+        write(steps / "latest", b"global_step7")
+        true("latest" not in ckptfs("fetch", "global_step7", steps), "it is told again")
+
+
 def test_slots(fresh_disk, work, scratch, remote, mode):
     first, second = scratch / "0", scratch / "1"
     make(first, files=("rank0.bin", "both"), seed=1)

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <span>
+#include <utility>
 
 namespace ckptfs::meta {
 namespace {
@@ -25,6 +27,17 @@ std::optional<uint64_t> decimal(std::string_view text) {
 std::optional<uint64_t> number_behind(std::string_view name, std::string_view prefix) {
   if (!name.starts_with(prefix)) return std::nullopt;
   return decimal(name.substr(prefix.size()));
+}
+
+// Before the number of a step: of those that hold folders with such names themselves, and of the others.
+constexpr std::array<std::string_view, 5> kNestingPrefixes{"global_step", "checkpoint-", "step_", "step-", "step"};
+constexpr std::array<std::string_view, 3> kPrefixes{"global_step_", "checkpoint_", "iter_"};
+
+std::optional<uint64_t> number_behind_any(std::string_view name, std::span<const std::string_view> prefixes) {
+  for (const std::string_view prefix : prefixes) {
+    if (const auto number = number_behind(name, prefix)) return number;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -107,19 +120,25 @@ Result<> check_tag(std::string_view tag) {
 }
 
 std::optional<uint64_t> step_number(std::string_view name) {
-  for (const std::string_view prefix : std::array<std::string_view, 8>{
-           "global_step", "global_step_", "checkpoint-", "checkpoint_", "iter_", "step_", "step-", "step"}) {
-    if (const auto number = number_behind(name, prefix)) return number;
+  if (const auto number = number_behind_any(name, kNestingPrefixes)) return number;
+  if (const auto number = number_behind_any(name, kPrefixes)) return number;
+  // Lightning's goes on: "epoch=3-step=900.ckpt", "epoch=3-step=900-v1"
+  const size_t at = name.rfind("step=");
+  if (name.starts_with("epoch=") && at != name.npos) {
+    const std::string_view rest = name.substr(at + 5);
+    return decimal(rest.substr(0, static_cast<size_t>(std::ranges::find_if_not(rest, is_digit) - rest.begin())));
   }
-  for (const auto& [begin, key] : std::array<std::pair<std::string_view, std::string_view>, 3>{
-           {{"epoch=", "step="}, {"epoch_", "_step_"}, {"ep", "-ba"}}}) {
-    const size_t at = name.rfind(key);
-    if (!name.starts_with(begin) || at == std::string_view::npos || at < begin.size()) continue;
-    std::string_view digits = name.substr(at + key.size());
-    digits = digits.substr(0, std::find_if_not(digits.begin(), digits.end(), is_digit) - digits.begin());
-    return decimal(digits);
+  for (const auto& [begin, key] :
+       std::array<std::pair<std::string_view, std::string_view>, 2>{{{"epoch_", "_step_"}, {"ep", "-ba"}}}) {
+    const size_t found = name.starts_with(begin) ? name.find(key, begin.size()) : name.npos;
+    if (found != name.npos && decimal(name.substr(begin.size(), found - begin.size())))
+      return decimal(name.substr(found + key.size()));
   }
   return std::nullopt;
+}
+
+bool may_hold_step(std::string_view name) {
+  return number_behind_any(name, kNestingPrefixes) || (name.starts_with("epoch=") && step_number(name));
 }
 
 std::optional<uint64_t> last_number_in(std::string_view name) {

@@ -55,7 +55,10 @@ Result<> check_tag(std::string_view tag);
 // (checkpoint-500), accelerate (checkpoint_3), Megatron (iter_0000100), verl (global_step_5), Lightning
 // (epoch=3-step=900), Automodel (epoch_0_step_900), Composer (ep0-ba900), and step_7, step-7, step7.
 std::optional<uint64_t> step_number(std::string_view name);
-// Likewise of any name: otherwise its last digits, 100 of "iter_0000100"; none: it has none, or too many.
+// Has it the name of a step in which folders may have such names, too? "checkpoint-500/global_step500"
+bool may_hold_step(std::string_view name);
+// The number in any name: that of a step, otherwise its last digits, 100 of "iter_0000100"; none: it has none, or too
+// many.
 std::optional<uint64_t> last_number_in(std::string_view name);
 
 }  // namespace ckptfs::meta

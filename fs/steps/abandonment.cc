@@ -75,7 +75,6 @@ Result<meta::formats::SiblingFiles> Abandonment::siblings_of(meta::InodeNumber s
     for (const meta::DirectoryEntry& file : files.value()) {
       const FileKind kind = meta::formats::kind_of(file.name);
       has_trainer_state = has_trainer_state || kind.role == FileRole::trainer_state;
-      found.random_states = found.random_states || kind.role == FileRole::random_states;
       found.dcp_metadata = found.dcp_metadata || kind.role == FileRole::dcp_metadata;
       found.first_model_states = found.first_model_states || kind.is_first_model_states();
     }

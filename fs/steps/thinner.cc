@@ -187,8 +187,7 @@ Result<Thinner::Plan> Thinner::make_plan(meta::InodeNumber step, const std::stri
     return Error(EINVAL, "no file of it tells the names of its tensors (it is a save alone, say)");
   }
   const auto names = meta::formats::names_of(plan.of_step());
-  const bool megatron = names.has_at_top(FileRole::megatron) && names.has_at_top(FileRole::dcp_metadata);
-  if (megatron || names.has(FileRole::rank_pickle)) {
+  if (names.megatron || names.has(FileRole::rank_pickle)) {
     return Error(EINVAL, "what has saved it (Megatron, verl) loads no weights without what lies beside them");
   }
   if (const std::string other = meta::formats::unknown_weights(map); !other.empty()) {

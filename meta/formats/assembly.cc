@@ -118,7 +118,7 @@ Result<std::vector<Tensor>> rows_of(const Tensor& tensor, MapBudget& budget) {
   const uint64_t size = rows.empty() ? 0 : *elements_of(rows.front().shape) * size_of(tensor.dtype);
   uint64_t at = 0;  // bytes of the pieces before
   for (const Piece& piece : tensor.pieces) {
-    for (uint64_t done = 0, part = 0; done < piece.size; done += part, at += part) {
+    for (uint64_t done = 0, part = 0; size > 0 && done < piece.size; done += part, at += part) {
       part = std::min(piece.size - done, size - at % size);
       rows[at / size].pieces.push_back({piece.file, piece.offset + done, part});
       if (!budget.take(sizeof(Piece))) return Error(ENOTSUP, kTooManyTensors);

@@ -81,6 +81,12 @@ void add_torch_weights(const StepFiles& files, uint32_t index, TensorMap& map, M
   }
 }
 
+// "model-00002-of-00002.safetensors"
+bool is_shard(std::string_view name) {
+  const size_t of = name.find("-of-");
+  return of != name.npos && !name.substr(of).starts_with("-of-00001.");
+}
+
 // Chooses the files that transformers would load: a whole file, else those that an index names, else the only one with
 // this ending. Other files may be left from an earlier save. Ranks' files of a step that libckptfs saved are none: they
 // may hold pieces.
@@ -95,6 +101,11 @@ std::set<std::string> weight_files(const StepFiles& files, const std::string& wh
     if (path == whole + ".index.json") index_file = index;
     const bool weights = lies_at_top(path) && path.ends_with(ending) && !kind_of(path).is_resume_state();
     if (weights && !(saved && is_rank_file(path))) candidates.insert(path);
+  }
+  if (!index_file && candidates.size() == 1 && is_shard(*candidates.begin())) {
+    add_problem(map,
+                {*candidates.begin(), "it is one of several, and no index names the others", Problem::Kind::left_out});
+    return {};
   }
   if (!index_file) return candidates.size() == 1 ? candidates : std::set<std::string>();
   auto named = files_of_index(files, *index_file);
@@ -130,26 +141,31 @@ void append(TensorMap& map, TensorMap more) {
 }
 
 // The name that PEFT gives in its files to what is called so in the model: "lora_A.default.weight".
-std::string name_in_adapter(std::string name) {
-  for (const std::string_view part : {".modules_to_save.default", ".default"}) {
-    const size_t at = name.find(part);
-    if (at == std::string::npos) continue;
-    name.erase(at, part.size());
-    break;
-  }
-  return name;
+std::string name_in_adapter(const std::string& name) {
+  constexpr std::string_view adapter = ".default", module = ".modules_to_save";
+  size_t at = name.rfind(std::string(adapter) + ".");
+  if (at == std::string::npos && name.ends_with(adapter)) at = name.size() - adapter.size();
+  if (at == std::string::npos) return name;
+  std::string before = name.substr(0, at);
+  if (before.ends_with(module)) before.resize(before.size() - module.size());
+  return before + name.substr(at + adapter.size());
 }
 
 // Where an adapter was trained its file is the model, and DeepSpeed's files have the optimizer's states of its tensors.
 void take_adapter(const StepFiles& files, TensorMap& map, const MapOptions& options) {
   const auto index = index_of(files.list(), kAdapterName);
   if (!index) return;
-  TensorMap adapter = read_safetensors(files, *index, options);
+  TensorMap adapter;
+  MapBudget budget(options);
+  add_safetensors(files, *index, false, adapter, budget);
   std::map<std::string_view, Parameter*> by_name;
   for (Parameter& parameter : adapter.parameters) {
     parameter.kind = Parameter::Kind::frozen;  // unless DeepSpeed has it, too
     by_name.emplace(parameter.name, &parameter);
   }
+  // What has nothing in common with what was trained is no adapter of it.
+  const auto is_in_it = [&](const Parameter& one) { return by_name.contains(name_in_adapter(one.name)); };
+  if (std::ranges::none_of(map.parameters, is_in_it)) return;
   for (Parameter& parameter : std::exchange(map.parameters, {})) {
     const auto known = by_name.find(name_in_adapter(parameter.name));
     const auto master = parameter.states.find("fp32");

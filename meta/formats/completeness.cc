@@ -43,7 +43,7 @@ CompletenessJudgement judge_states(const StepFiles& files, const StepNames& name
 void check_end(const StepFiles& files, uint32_t index, ShareCheck& share, bool is_abandoned = false) {
   const StepFiles::File& file = files.list()[index];
   const bool zip = file.path.ends_with(".pt") || file.path.ends_with(".pth") || file.path.ends_with(".bin") ||
-                   kind_of(file.path).role == FileRole::random_states;
+                   (file.path.ends_with(".pkl") && kind_of(file.path).is_resume_state());
   const bool safe = file.path.ends_with(".safetensors");
   if (!zip && !safe) return;
   if (file.size == 0) return share.add_broken(file.path + ": it is empty");
@@ -74,7 +74,7 @@ void check_version(const StepFiles& files, uint32_t index, ShareCheck& share) {
   const auto whole = text ? io::read_json(text.value(), kBounds, nothing) : text.error();
   if (whole) return;
   const std::string why = files.list()[index].path + ": " + whole.error().message();
-  whole.error().errno_value() == EBADMSG ? share.add_broken(why) : share.add_unclear(why);
+  share.add_unclear(why);
 }
 
 void check_state(const StepFiles& files, uint32_t index, ShareCheck& share) {
@@ -101,10 +101,11 @@ void check_inner_latest(const StepFiles& files, ShareCheck& share) {
   }
 }
 
-// "unet/diffusion_pytorch_model.safetensors": diffusers has accelerate save its models so; "actor/optim_world_size_..."
-bool is_model_in_folder(std::string_view path) {
+// "unet/diffusion_pytorch_model.safetensors": diffusers has accelerate save its models so.
+// "actor/optim_world_size_2_...": verl's ranks have theirs in folders.
+bool is_checked_in_folder(std::string_view path) {
   const FileKind kind = kind_of(path);
-  return kind.folders == 1 &&
+  return kind.folders >= 1 && !kind.is_note() &&
          (path.ends_with(".safetensors") || path.ends_with(".bin") || kind.role == FileRole::rank_pickle);
 }
 
@@ -147,7 +148,7 @@ ShareCheck check_trainer_ends(const StepFiles& files) {
       check_state(files, index, share);
     } else if (more && tells_version(path)) {
       check_version(files, index, share);
-    } else if (lies_at_top(path) || is_model_in_folder(path) || (more && path.starts_with("train/rank"))) {
+    } else if (lies_at_top(path) || is_checked_in_folder(path) || (more && path.starts_with("train/rank"))) {
       check_end(files, index, share);
     }
   }
@@ -167,8 +168,6 @@ CompletenessJudgement judge_abandoned(const StepFiles& files, const Completeness
   // unless who wrote it had written checkpoints, or a Trainer wrote it among its checkpoints.
   if (of_trainer && (!names.model_alone || siblings.of_same_trainer || (arguments && siblings.trainer_state)))
     return lacking(kTrainerStateName);
-  if (siblings.random_states && !names.accelerate() && !names.trainer_state() && names.shows_optimizer)
-    return lacking("random_states_0.pkl");
   // DCP writes .metadata last. So what that names and is not there was never here: other ranks wrote to other machines.
   if (names.has(FileRole::dcp_metadata))
     return {Completeness::unknown, "other machines may have the files that are not there"};

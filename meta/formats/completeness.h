@@ -22,7 +22,6 @@ ShareCheck check_trainer_ends(const StepFiles& files);
 struct SiblingFiles {
   bool trainer_state = false;
   bool of_same_trainer = false;  // one with trainer_state.json was written by a process that wrote this step
-  bool random_states = false;    // accelerate's
   bool dcp_metadata = false;
   bool first_model_states = false;  // DeepSpeed's, of rank 0
 };

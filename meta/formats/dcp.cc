@@ -22,7 +22,7 @@ using Value = Pickle::Value;
 using Keys = std::vector<std::string>;
 
 constexpr std::array<std::string_view, 3> kModelKeys{"model", "module", "state_dict"};
-constexpr std::array<std::string_view, 2> kOptimizerKeys{"optim", "optimizer"};  // "optimizers", "optimizer_0"
+constexpr std::array<std::string_view, 3> kOptimizerKeys{"optim", "optimizer", "optimizers"};
 constexpr const char* kOther = "value";
 // Megatron names the tensors of its optimizer so, each by the name of its parameter behind the state's.
 constexpr std::string_view kMegatronOptimizer = "optimizer.", kMegatronState = "optimizer.state.";
@@ -42,6 +42,31 @@ struct Saved {
 };
 
 Error bad(const std::string& what) { return Error(EBADMSG, what); }
+
+// A state that the optimizer keeps of a parameter.
+struct State {
+  std::string parameter;
+  std::string name;
+};
+
+// Of several optimizers each has a number: "chained_0.optimizer.state.exp_avg.output_layer.weight".
+std::string_view without_chain(std::string_view name) {
+  const size_t dot = name.find('.');
+  const bool chained = name.starts_with("chained_") && dot != name.npos;
+  return chained && name.substr(dot + 1).starts_with(kMegatronOptimizer) ? name.substr(dot + 1) : name;
+}
+
+// Parses "optimizer.state.exp_avg.decoder.layers.mlp.linear_fc1.weight".
+std::optional<State> megatron_state_of(std::string_view name) {
+  name = without_chain(name);
+  if (!name.starts_with(kMegatronState)) return std::nullopt;
+  name.remove_prefix(kMegatronState.size());
+  const size_t dot = name.find('.');
+  const auto* const known = std::ranges::find_if(
+      kMegatronStates, [&](const auto& one) { return dot != name.npos && one.first == name.substr(0, dot); });
+  if (known == kMegatronStates.end()) return std::nullopt;
+  return State{std::string(name.substr(dot + 1)), std::string(known->second)};
+}
 
 // One folder of a DCP checkpoint, as described by its ".metadata".
 class Folder {
@@ -126,14 +151,22 @@ class Folder {
   std::vector<std::string> lacks_of_megatron(const std::optional<Value>& metadata) {
     const auto told = field(metadata, "state_dict_metadata"), keys = field(metadata, "planner_data");
     for (size_t at = 0; told && (!keys || keys->is_none()) && at < told->pairs() && !megatron_; ++at) {
-      const auto name = short_text(told->pair(at).first);
-      megatron_ = name && (name->starts_with(kMegatronState) || name->find("/shard_") != name->npos);
+      const auto [key, value] = told->pair(at);
+      const auto name = short_text(key);
+      megatron_ = name && is_megatrons(*name, value);
     }
     std::vector<std::string> lacks;
     for (const char* const name : {"common.pt", "metadata.json"}) {
       if (megatron_ && !indices_.contains(name)) lacks.push_back(folder_ + name);
     }
     return lacks;
+  }
+
+  static bool is_megatrons(std::string_view name, const Value& value) {
+    if (value.name().ends_with(".BytesStorageMetadata")) {
+      return name.substr(name.rfind('/') + 1).starts_with("shard_") && name.find('/') != name.npos;
+    }
+    return name.find(kMegatronState) != name.npos && megatron_state_of(name);
   }
 
   Result<Pickle> read_metadata() const {
@@ -289,14 +322,11 @@ std::string joined(const Keys& keys, size_t from, size_t to) {
   return name;
 }
 
-// A state that the optimizer keeps of a parameter.
-struct State {
-  std::string parameter;
-  std::string name;
-};
-
+// "optim", "optimizer_0"
 bool is_optimizer_key(std::string_view key) {
-  return std::ranges::any_of(kOptimizerKeys, [&](std::string_view begin) { return key.starts_with(begin); });
+  const size_t end = key.find_last_not_of("0123456789");
+  if (end != key.npos && end + 1 < key.size() && key[end] == '_') key = key.substr(0, end);
+  return std::ranges::find(kOptimizerKeys, key) != kOptimizerKeys.end();
 }
 
 // Parses ("optim", "state", "layers.0.weight", "exp_avg") or ("optimizer", "state.layers.0.weight.exp_avg").
@@ -312,20 +342,10 @@ std::optional<State> state_of(const Keys& keys) {
   return std::nullopt;
 }
 
-// Parses "optimizer.state.exp_avg.decoder.layers.mlp.linear_fc1.weight".
-std::optional<State> megatron_state_of(std::string_view name) {
-  if (!name.starts_with(kMegatronState)) return std::nullopt;
-  name.remove_prefix(kMegatronState.size());
-  const size_t dot = name.find('.');
-  const auto* const known = std::ranges::find_if(
-      kMegatronStates, [&](const auto& one) { return dot != name.npos && one.first == name.substr(0, dot); });
-  if (known == kMegatronStates.end()) return std::nullopt;
-  return State{std::string(name.substr(dot + 1)), std::string(known->second)};
-}
-
 // Keys that lead to everything, and to the model below them, tell nothing: ("app", "model", ...), ("app", "optim",
 // ...).
-void drop_common_keys(std::vector<Saved>& saved) {
+bool drop_common_keys(std::vector<Saved>& saved) {
+  bool dropped = false;
   std::map<std::string_view, std::vector<Saved*>> folders;
   for (Saved& one : saved) folders[one.folder].push_back(&one);
   for (const auto& [folder, all] : folders) {
@@ -336,14 +356,16 @@ void drop_common_keys(std::vector<Saved>& saved) {
     };
     if (!std::ranges::all_of(all, has_key) || std::ranges::none_of(all, leads_to_model)) continue;
     for (Saved* const one : all) one->keys.erase(one->keys.begin());
+    dropped = true;
   }
+  return dropped;
 }
 
 // Sorts the tensors by the parameters that they belong to.
 class Sorted {
  public:
   Sorted(std::vector<Saved> saved, bool megatron) : megatron_(megatron) {
-    drop_common_keys(saved);
+    const bool below_another = drop_common_keys(saved);
     const auto has_key = [&](std::string_view key) {
       return std::ranges::any_of(saved, [&](const Saved& one) { return one.keys.size() > 1 && one.keys[0] == key; });
     };
@@ -354,7 +376,7 @@ class Sorted {
     std::set<std::string> models;
     for (auto one = saved.begin(); one != rest; ++one) models.insert(one->folder);
     several_ = models.size() > 1;
-    if (!several_) find_wrapper({saved.begin(), rest}, {rest, saved.end()});
+    if (below_another && !several_) find_wrapper({saved.begin(), rest}, {rest, saved.end()});
     for (auto one = saved.begin(); one != rest; ++one) add_weight(std::move(*one));
     for (auto one = rest; one != saved.end(); ++one) add_rest(std::move(*one));
   }
@@ -375,8 +397,12 @@ class Sorted {
     return megatron_ ? megatron_state_of(keys.front()) : state_of(keys);
   }
 
+  bool is_of_megatrons_optimizer(const Keys& keys) const {
+    return megatron_ && without_chain(keys.front()).starts_with(kMegatronOptimizer);
+  }
+
   std::optional<std::string> weight_name(const Keys& keys) const {
-    if (megatron_ && keys.front().starts_with(kMegatronOptimizer)) return std::nullopt;
+    if (is_of_megatrons_optimizer(keys)) return std::nullopt;
     if (model_key_.empty()) return keys.size() == 1 ? std::optional(keys.front()) : std::nullopt;
     if (keys.size() < 2 || keys.front() != model_key_) return std::nullopt;
     std::string name = joined(keys, 1, keys.size());
@@ -394,13 +420,15 @@ class Sorted {
     if (model_key_.empty() || names.empty() || of_states.empty()) return;
     const std::string wrapper = names.begin()->substr(0, names.begin()->find('.') + 1);
     const auto is_wrapped = [&](const std::string& name) { return !wrapper.empty() && name.starts_with(wrapper); };
-    const auto is_of_wrapped = [&](const std::string& name) { return names.contains(wrapper + name); };
+    const auto is_of_wrapped = [&](const std::string& name) {
+      return names.contains(wrapper + name) && !names.contains(name);
+    };
     if (std::ranges::all_of(names, is_wrapped) && std::ranges::all_of(of_states, is_of_wrapped)) wrapper_ = wrapper;
   }
 
   // Is it known to be for a resume only, whatever parameter it is of?
   bool is_for_resume(const Keys& keys) const {
-    if (megatron_) return keys.front().starts_with(kMegatronOptimizer);
+    if (megatron_) return is_of_megatrons_optimizer(keys);
     return keys.size() > 1 && is_optimizer_key(keys.front()) && state_of(keys);
   }
 
@@ -408,7 +436,7 @@ class Sorted {
   void add_weight(Saved one) {
     const std::string prefix = several_ ? one.folder : std::string();
     const std::string name = *weight_name(one.keys);
-    if (name.substr(name.rfind('.') + 1).ends_with("flat_param"))
+    if (is_flat(name))
       add_problem(map_, {"", name + " holds several parameters, whose names are not in it", Problem::Kind::left_out});
     add(prefix + name, Parameter::Kind::trained, kParam, std::move(one.tensor));
   }
@@ -417,7 +445,7 @@ class Sorted {
   void add_rest(Saved one) {
     const auto state = several_ ? std::nullopt : this->state(one.keys);
     const auto of = state ? known_.find(state->parameter) : known_.end();
-    if (of != known_.end() && !map_.parameters[of->second].states.contains(state->name)) {
+    if (of != known_.end() && fits(map_.parameters[of->second], *state, one.tensor)) {
       map_.parameters[of->second].states.emplace(state->name, std::move(one.tensor));
     } else if (weight_name(one.keys)) {
       add_weight(std::move(one));
@@ -427,6 +455,12 @@ class Sorted {
       const auto kind = is_for_resume(one.keys) ? Parameter::Kind::resume : Parameter::Kind::other;
       add(name, kind, kOther, std::move(one.tensor));
     }
+  }
+
+  // Megatron can save its optimizer's states flat: then no element of them has a known place.
+  bool fits(const Parameter& parameter, const State& state, const Tensor& tensor) const {
+    if (parameter.states.contains(state.name)) return false;
+    return !megatron_ || parameter.states.begin()->second.shape == tensor.shape;
   }
 
   void add(const std::string& name, Parameter::Kind kind, const char* state, Tensor tensor) {
@@ -505,8 +539,10 @@ void cut_layers(TensorMap& map, MapBudget& budget) {
     const auto added = add_layers(parameter, place, budget, parameters);
     if (!added) return add_problem(map, {"", added.error().message()});
   }
+  std::set<std::string_view> names;
   for (const Parameter& parameter : parameters) {
     auto second = norm_by_itself(parameter.name);
+    if (!names.insert(parameter.name).second) add_problem(map, {"", parameter.name + " is there twice"});
     if (second && budget.take(sizeof(Tied) + 2 * second->size()))
       map.tied.push_back({*std::move(second), parameter.name});
   }

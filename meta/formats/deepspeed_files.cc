@@ -41,7 +41,8 @@ void add_states(DeepSpeedFiles& found, uint32_t index, std::string_view name) {
   if (name == kIds) found.ids = index;
   const auto states = parse_states_name(name);
   if (!states) {
-    const bool foreign = name.ends_with("model_states.pt") || name.ends_with("optim_states.pt");
+    const bool foreign = name.ends_with("_model_states.pt") || name.ends_with("_optim_states.pt") ||
+                         (name.starts_with("layer_") && name.ends_with("-model_states.pt"));
     if (foreign) found.foreign.emplace_back(index, "experts and pipeline stages are not read");
   } else if (states->model_rank != 0) {
     found.foreign.emplace_back(index, "model parallel checkpoints are not read");

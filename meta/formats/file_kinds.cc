@@ -13,7 +13,8 @@ namespace {
 enum class Middle : uint8_t {
   none,
   number,  // nothing, or "_3"
-  shard,   // nothing, or "-00001-of-00002"
+  some_number,
+  shard,  // nothing, or "-00001-of-00002"
   any,
 };
 
@@ -39,7 +40,6 @@ constexpr std::array kRows{
     Row{"optim_world_size_", Middle::any, ".pt", false, FileRole::rank_pickle},
     Row{"extra_state_world_size_", Middle::any, ".pt", false, FileRole::rank_pickle},
     Row{"training_args.bin", Middle::none, "", true, FileRole::arguments},
-    Row{"common.pt", Middle::none, "", true, FileRole::megatron},
     Row{"meta.pt", Middle::none, "", true, FileRole::lightning},
     Row{"latest", Middle::none, "", true, FileRole::inner_latest},
     Row{"optimizer", Middle::number, ".pt", true, FileRole::optimizer},
@@ -48,7 +48,8 @@ constexpr std::array kRows{
     Row{"scheduler", Middle::number, ".bin", true, FileRole::scheduler},
     Row{"rng_state", Middle::number, ".pth", true, FileRole::rng_state},
     Row{"scaler", Middle::number, ".pt", true, FileRole::other_resume},
-    Row{"random_states", Middle::number, ".pkl", true, FileRole::random_states},
+    Row{"random_states", Middle::some_number, ".pkl", true, FileRole::random_states},
+    Row{"custom_checkpoint", Middle::some_number, ".pkl", true, FileRole::other_resume},
     Row{"sampler", Middle::number, ".bin", true, FileRole::other_resume},
     Row{"zero_to_fp32.py", Middle::none, "", true, FileRole::script},
     Row{"zero_to_torch.py", Middle::none, "", true, FileRole::script},
@@ -63,9 +64,9 @@ constexpr std::array kRows{
     Row{"adapter_config.json", Middle::none, "", true, FileRole::adapter_config},
     Row{"tokenizer.model", Middle::none, "", true, FileRole::note},
 };
-// accelerate's, verl's, NeMo-RL's, OLMo-core's, Automodel's
-constexpr std::array<std::string_view, 7> kSignFolders{
-    "pytorch_model", "pytorch_model_fsdp_0", "optimizer_0", "actor", "model_and_optim", "policy", "optim"};
+// accelerate's, OLMo-core's, Automodel's
+constexpr std::array<std::string_view, 5> kSignFolders{"pytorch_model", "pytorch_model_fsdp_0", "optimizer_0",
+                                                       "model_and_optim", "optim"};
 constexpr std::array<std::string_view, 11> kTexts{".json", ".jsonl", ".txt", ".md",   ".log",  ".csv",
                                                   ".html", ".png",   ".yml", ".yaml", ".jinja"};
 constexpr std::array<std::string_view, 10> kWeights{".bin",     ".pt",   ".pth", ".ckpt", ".h5",
@@ -76,8 +77,10 @@ bool are_digits(std::string_view text) {
 }
 
 bool fits(Middle middle, std::string_view text) {
-  if (text.empty() || middle == Middle::any) return true;
-  if (middle == Middle::number) return text.front() == '_' && are_digits(text.substr(1));
+  if (middle == Middle::any || (text.empty() && middle != Middle::some_number)) return true;
+  if (text.empty()) return false;
+  if (middle == Middle::number || middle == Middle::some_number)
+    return text.front() == '_' && are_digits(text.substr(1));
   const size_t of = text.find("-of-");
   return middle == Middle::shard && text.front() == '-' && of != text.npos && of != 0 &&
          are_digits(text.substr(1, of - 1)) && are_digits(text.substr(of + 4));
@@ -157,12 +160,11 @@ std::vector<std::string> sign_names() {
 bool is_sign_folder(std::string_view name) { return std::ranges::find(kSignFolders, name) != kSignFolders.end(); }
 
 const char* name_of_kind(const FileRoles& roles) {
-  constexpr std::array<std::pair<FileRole, const char*>, 9> kKinds{{{FileRole::trainer_state, "hf"},
+  constexpr std::array<std::pair<FileRole, const char*>, 8> kKinds{{{FileRole::trainer_state, "hf"},
                                                                     {FileRole::thinned, "weights"},
                                                                     {FileRole::model_states, "deepspeed"},
                                                                     {FileRole::optim_states, "deepspeed"},
                                                                     {FileRole::other_states, "deepspeed"},
-                                                                    {FileRole::megatron, "megatron"},
                                                                     {FileRole::dcp_metadata, "dcp"},
                                                                     {FileRole::random_states, "accelerate"},
                                                                     {FileRole::rank_manifest, "ckptfs"}}};

@@ -34,14 +34,13 @@ enum class FileRole : uint8_t {
   rank_manifest,  // of a rank that saved through libckptfs
   // A Trainer's or accelerate's.
   arguments,     // training_args.bin: with each model that a Trainer saves
-  megatron,      // common.pt: beside DCP's .metadata
   lightning,     // meta.pt: Lightning writes it after DCP's .metadata
   inner_latest,  // names DeepSpeed's folder in a Trainer's step
   optimizer,     // for a resume only, as are the next ones
   scheduler,
   rng_state,
   random_states,  // accelerate's: each rank writes its own last
-  other_resume,   // scaler, sampler
+  other_resume,   // scaler, sampler, what the user has accelerate save
   // DeepSpeed's and DCP's that do not stand alone.
   script,             // zero_to_fp32.py
   swap_file,          // of an offloaded state
@@ -86,8 +85,10 @@ inline bool lies_at_top(std::string_view path) { return path.find('/') == path.n
 inline bool is_note(std::string_view path) { return kind_of(path).is_note(); }
 // Of the signs, and of what a model needs beside it, those that have one name only.
 std::vector<std::string> sign_names();
-// Likewise of a folder in it: "pytorch_model_fsdp_0" (accelerate), "actor" (verl), "model_and_optim" (OLMo-core), ...
+// Likewise of a folder in it: "pytorch_model_fsdp_0" (accelerate), "model_and_optim" (OLMo-core), ...
 bool is_sign_folder(std::string_view name);
+// verl's: this folder and this file, which it writes last, make it a step together.
+inline constexpr std::string_view kVerlFolder = "actor", kVerlFile = "data.pt";
 // What `ckptfs ls` calls a step that holds such files at its top: "deepspeed", "hf", "dcp", ...; null: nothing tells.
 const char* name_of_kind(const FileRoles& roles);
 

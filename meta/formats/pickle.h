@@ -29,7 +29,7 @@ class Pickle {
  public:
   static constexpr size_t kMostBytes = size_t{32} << 20;
   static constexpr size_t kMostValues = size_t{16} << 20;  // that are used, each as often as that is
-  static constexpr size_t kMostMarks = size_t{1} << 20;    // at once
+  static constexpr size_t kMostMarks = size_t{1} << 20;    // at once; as many values may wait between them
   static constexpr size_t kMostMemory = size_t{64} << 20;  // bytes
 
   enum class Kind : uint8_t {

@@ -71,6 +71,7 @@ class PickleReader {
     if (++pushes_ > Pickle::kMostValues) {
       return wrong("it has more than " + std::to_string(Pickle::kMostValues) + " values");
     }
+    if (stack_.size() == Pickle::kMostMarks) return wrong("its stack is too deep");
     stack_.push_back(id);
     return success();
   }

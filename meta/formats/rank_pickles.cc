@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <iterator>
 #include <map>
 #include <utility>
 #include <vector>
@@ -166,6 +167,8 @@ class FolderModel {
   void finish(const std::string& prefix, Parameter::Kind kind) {
     if (ranks_ == 0) return;  // a problem was told
     for (const std::string& name : names_) {
+      if (is_flat(name))
+        add_problem(map_, {"", name + " holds several parameters, whose names are not in it", Problem::Kind::left_out});
       Joined& joined = joined_.at(name);
       auto tensor = joined.ranks == ranks_ ? assembled(joined.dtype, joined.shape, std::move(joined.boxes), budget_)
                                            : Result<Tensor>(Error(EBADMSG, "not all ranks have it"));
@@ -187,7 +190,8 @@ class FolderModel {
   Result<> add(uint32_t index, TorchFile& file, const std::string& name, const Value& value) {
     TRY_ASSIGN(const auto parts, parts_of(value));
     const auto [found, is_new] = joined_.try_emplace(name);
-    if (is_new && !budget_.take(sizeof(Joined) + 2 * sizeof(name) + 2 * name.size())) return not_read(kTooManyTensors);
+    if (is_new && !budget_.take(sizeof(Joined) + 2 * sizeof(std::string) + 2 * name.size()))
+      return not_read(kTooManyTensors);
     if (is_new) names_.push_back(name);
     Joined& joined = found->second;
     ++joined.ranks;
@@ -237,12 +241,12 @@ std::optional<RankPickleName> parse_rank_pickle(std::string_view path) {
   RankPickleName name;
   name.folder = path.substr(0, path.rfind('/') + 1);
   std::string_view rest = path.substr(name.folder.size());
-  const size_t end = rest.find("_world_size_");
+  constexpr std::string_view world = "_world_size_";
+  const size_t end = rest.find(world);
   if (end == rest.npos) return std::nullopt;
   name.what = rest.substr(0, end);
-  rest.remove_prefix(end);
+  rest.remove_prefix(end + world.size());
   if (name.what != "model" && name.what != "optim" && name.what != "extra_state") return std::nullopt;
-  skip_text(rest, "_world_size_");
   const auto ranks = skip_number(rest);
   if (!ranks || !skip_text(rest, "_rank_")) return std::nullopt;
   const auto rank = skip_number(rest);
@@ -260,8 +264,11 @@ TensorMap read_rank_pickles(const StepFiles& files, const MapOptions& options) {
     const auto name = parse_rank_pickle(files.list()[index].path);
     if (name && name->what == "model") folders[{name->folder, name->ranks}][name->rank] = index;
   }
-  for (const auto& [of, by_rank] : folders) {
+  for (auto one = folders.begin(); one != folders.end(); ++one) {
+    const auto& [of, by_rank] = *one;
     const auto& [folder, ranks] = of;
+    if (one != folders.begin() && std::prev(one)->first.first == folder)
+      add_problem(map, {"", std::string(folder) + ": files of other numbers of ranks lie together"});
     if (by_rank.size() != ranks) {
       const std::string where = folder.empty() ? "" : std::string(folder) + ": ";
       add_problem(map, {"", where + "not all of its " + std::to_string(ranks) + " ranks have a model here",

@@ -1,6 +1,9 @@
 #include "meta/formats/step_names.h"
 
 #include <algorithm>
+#include <array>
+#include <bitset>
+#include <charconv>
 #include <map>
 #include <set>
 #include <string>
@@ -44,27 +47,103 @@ bool is_dcp_description(FileRole role) { return role == FileRole::dcp_metadata |
 // "optimizer.pt", "optimizer.bin", "optimizer_0/", Automodel's "optim/"
 bool is_of_optimizer(std::string_view path) { return path.starts_with("optimizer") || path.starts_with("optim/"); }
 
-// What must lie beside a file. Sources: accelerate/checkpointing.py; olmo_core/train/checkpoint.py.
+// What must lie beside a file. Sources: accelerate/accelerator.py, checkpointing.py; olmo_core/train/checkpoint.py;
+// verl's trainers.
 class Demands {
  public:
   void note(std::string_view path) {
-    constexpr std::string_view random = "random_states_", olmo = "model_and_optim/", olmos_rank = "model_and_optim/__";
-    if (path.starts_with(random) || path.starts_with(".metadata") || path.starts_with("train/")) there_.insert(path);
-    if (path.starts_with(random)) demanded_.insert("random_states_0.pkl");
-    if (path.starts_with(olmo)) demanded_.insert(".metadata.json");
+    constexpr std::string_view olmo = "model_and_optim/", olmos_rank = "model_and_optim/__", actor = "actor/";
+    const bool olmos_own = path == ".metadata.json" || path.starts_with("train/");
+    if (olmos_own || lies_at_top(path)) there_.insert(path);
+    has_olmos_ = has_olmos_ || olmos_own;
+    if (lies_at_top(path)) note_numbered(path);
+    if (path.starts_with(olmo)) of_olmo_.insert(".metadata.json");
+    if (path.starts_with(actor) && parse_rank_pickle(path)) always_.emplace(kVerlFile);
     if (!path.starts_with(olmos_rank)) return;  // "model_and_optim/__1_0.distcp"
     const std::string_view rest = path.substr(olmos_rank.size());
-    demanded_.insert("train/rank" + std::string(rest.substr(0, rest.find('_'))) + ".pt");
+    of_olmo_.insert("train/rank" + std::string(rest.substr(0, rest.find('_'))) + ".pt");
   }
-  std::string first_missing() const {
-    const auto missing =
-        std::ranges::find_if(demanded_, [&](const std::string& path) { return !there_.contains(path); });
-    return missing == demanded_.end() ? std::string() : *missing;
+  // `accelerate`: does its save_state() number the files?
+  std::string first_missing(bool accelerate) const {
+    const std::set<std::string> none;
+    for (const auto* demanded : {&always_, accelerate ? &of_accelerate_ : &none, has_olmos_ ? &of_olmo_ : &none}) {
+      for (const std::string& path : *demanded) {
+        if (!there_.contains(path)) return path;
+      }
+    }
+    return {};
   }
 
  private:
+  // "optimizer_1.bin" is the second one: the first is "optimizer.bin". Of these the first has a number, too.
+  void note_numbered(std::string_view name) {
+    const size_t dot = name.find('.'), line = name.substr(0, dot).rfind('_');
+    if (dot == name.npos || line == name.npos || line + 1 == dot) return;
+    const std::string_view stem = name.substr(0, line), ending = name.substr(dot);
+    if (!std::ranges::all_of(name.substr(line + 1, dot - line - 1), [](char c) { return c >= '0' && c <= '9'; }))
+      return;
+    if (stem == "random_states" || stem == "custom_checkpoint") {
+      of_accelerate_.insert(std::string(stem) + "_0" + std::string(ending));
+    } else if (stem == "optimizer" || stem == "scheduler" || stem == "model") {
+      of_accelerate_.insert(std::string(stem) + std::string(ending));
+    }
+  }
+
   std::set<std::string_view> there_;
-  std::set<std::string> demanded_;
+  std::set<std::string> always_, of_accelerate_, of_olmo_;
+  bool has_olmos_ = false;
+};
+
+// "model-00001-of-00002.safetensors": the others belong to it, unless an index beside it tells which do.
+class Shards {
+ public:
+  void note(const FileKind& kind, std::string_view path) {
+    const size_t name_at = path.rfind('/') + 1, of = path.rfind("-of-"), dot = path.find('.', of);
+    if (kind.role == FileRole::weights_index) indexed_.insert(path.substr(0, name_at));
+    const bool weights = path.ends_with(".safetensors") || path.ends_with(".bin");
+    if (!weights || of == path.npos || of < name_at + kDigits + 1 || dot == path.npos) return;
+    const auto number = digits(path.substr(of - kDigits, kDigits)), count = digits(path.substr(of + 4, dot - of - 4));
+    if (number && count) found_[{path.substr(0, of - kDigits), path.substr(of)}].insert(*number);
+    if (number && count) counts_[{path.substr(0, of - kDigits), path.substr(of)}] = *count;
+  }
+  std::string first_missing() const {
+    for (const auto& [of, numbers] : found_) {
+      if (indexed_.contains(of.first.substr(0, of.first.rfind('/') + 1))) continue;
+      if (numbers.size() < counts_.at(of))
+        return "not all of " + std::string(of.first) + "*" + std::string(of.second) + " are there";
+    }
+    return {};
+  }
+
+ private:
+  static constexpr size_t kDigits = 5;
+  static std::optional<uint32_t> digits(std::string_view text) {
+    uint32_t number = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+  }
+
+  using Set = std::pair<std::string_view, std::string_view>;  // "model-", "-of-00002.safetensors"
+  std::map<Set, std::set<uint32_t>> found_;
+  std::map<Set, uint32_t> counts_;
+  std::set<std::string_view> indexed_;
+};
+
+// Megatron's three files, by the folder.
+class MegatronFolders {
+ public:
+  void note(std::string_view path) {
+    constexpr std::array<std::string_view, 3> kFiles{".metadata", "common.pt", "metadata.json"};
+    const size_t name_at = path.rfind('/') + 1;
+    const auto* const file = std::ranges::find(kFiles, path.substr(name_at));
+    if (file != kFiles.end()) found_[path.substr(0, name_at)].set(static_cast<size_t>(file - kFiles.begin()));
+  }
+  bool any() const {
+    return std::ranges::any_of(found_, [](const auto& folder) { return folder.second.all(); });
+  }
+
+ private:
+  std::map<std::string_view, std::bitset<3>> found_;
 };
 
 // Folders with files of DCP, and which of them have a .metadata.
@@ -80,34 +159,29 @@ struct DcpFolders {
 };
 
 // The files of ranks that others demand: of each kind all ranks have one, and there are all three kinds.
-struct RankPickles {
-  std::map<std::pair<std::string_view, uint32_t>, std::map<std::string_view, std::set<uint32_t>>> found;
+class RankPickles {
+ public:
   void note(std::string_view path) {
     const auto name = parse_rank_pickle(path);
-    if (name) found[{name->folder, name->ranks}][name->what].insert(name->rank);
+    if (name) found_[name->folder][name->ranks][name->what].insert(name->rank);
   }
-  std::string first_missing() const {
-    for (const auto& [of, kinds] : found) {
+  std::string doubt() const {
+    for (const auto& [folder, worlds] : found_) {
+      if (worlds.size() > 1) return std::string(folder) + " has files of saves by other numbers of ranks";
+      const auto& [ranks, kinds] = *worlds.begin();
       for (const std::string_view what : {"model", "optim", "extra_state"}) {
         const auto kind = kinds.find(what);
-        uint32_t rank = 0;
-        while (kind != kinds.end() && kind->second.contains(rank)) ++rank;
-        if (rank < of.second)
-          return std::string(of.first) + std::string(what) + "_world_size_" + std::to_string(of.second) + "_rank_" +
-                 std::to_string(rank) + ".pt";
+        if (kind == kinds.end() || kind->second.size() < ranks)
+          return "not all " + std::to_string(ranks) + " ranks have a file " + std::string(folder) + std::string(what) +
+                 "_world_size_" + std::to_string(ranks) + "_rank_*.pt here";
       }
     }
     return {};
   }
-};
 
-CompletenessJudgement judge_rank_pickles(const StepNames& names, const KindJudges& judges, bool all_machines) {
-  // verl can be told to save the model alone, and then loads that.
-  if (all_machines && !names.lacks_rank.empty()) return lacking(names.lacks_rank);
-  if (!names.lacks_rank.empty())
-    return {Completeness::unknown, names.lacks_rank + " is not there, and another machine may have it"};
-  return judges.trainer_ends();
-}
+ private:
+  std::map<std::string_view, std::map<uint32_t, std::map<std::string_view, std::set<uint32_t>>>> found_;
+};
 
 CompletenessJudgement judge_trainers(const StepNames& names, const KindJudges& judges) {
   CompletenessJudgement ends = judges.trainer_ends();
@@ -134,7 +208,8 @@ CompletenessJudgement judge_trainers(const StepNames& names, const KindJudges& j
 CompletenessJudgement judge_accelerates(const StepNames& names, const KindJudges& judges) {
   CompletenessJudgement ends = judges.trainer_ends();
   if (ends.completeness != Completeness::complete) return ends;
-  if (!names.holds_model) return lacking("a file of weights");
+  if (!names.holds_model && !names.holds_weights) return lacking("a file of weights");
+  if (!names.holds_model) return {Completeness::unknown, "no file of it is known to hold its model"};
   if (!names.shows_optimizer) return {Completeness::unknown, "it has no optimizer's state"};
   if (names.deepspeed() && !names.has_at_top(FileRole::inner_latest))
     return {Completeness::unknown, "it has no file `latest`, which names DeepSpeed's folder"};
@@ -158,6 +233,8 @@ StepNames names_of(const std::vector<StepFiles::File>& files) {
   DcpFolders folders;
   RankPickles ranks;
   Demands demands;
+  Shards shards;
+  MegatronFolders megatron;
   bool resume = false, model = false;
   for (const StepFiles::File& file : files) {
     const std::string_view path = file.path;
@@ -180,13 +257,19 @@ StepNames names_of(const std::vector<StepFiles::File>& files) {
     model = model || (kind.may_hold_weights() && kind.role != FileRole::temporary);
     folders.note(kind, path);
     demands.note(path);
+    shards.note(kind, path);
+    megatron.note(path);
+    names.weights_beside = names.weights_beside ||
+                           (kind.role >= FileRole::adapter_safetensors && kind.role <= FileRole::other_safetensors);
     names.olmo = names.olmo || path.starts_with("model_and_optim/");
     if (kind.role == FileRole::rank_pickle) ranks.note(path);
   }
   names.model_alone = model && !resume && !names.shows_optimizer;
   names.lacks_dcp_metadata = folders.lack_metadata();
-  names.lacks_rank = ranks.first_missing();
-  names.lacks_demanded = demands.first_missing();
+  names.megatron = megatron.any();
+  names.lacks_demanded = demands.first_missing(names.accelerate());
+  names.in_doubt = shards.first_missing();
+  if (names.in_doubt.empty()) names.in_doubt = ranks.doubt();
   names.lacks_part = lacks_committed_part(files);
   for (const FileRole role :
        {FileRole::model_bin, FileRole::model_safetensors, FileRole::adapter_bin, FileRole::adapter_safetensors}) {
@@ -228,6 +311,7 @@ CompletenessJudgement judge_by_names(const StepNames& names, const KindJudges& j
     return all_machines ? lacking(names.lacks_demanded)
                         : CompletenessJudgement{Completeness::unknown, names.lacks_demanded + " is not there"};
   }
+  if (!names.in_doubt.empty()) return {Completeness::unknown, names.in_doubt};
   // DCP writes .metadata last, on one machine.
   if (all_machines && names.lacks_dcp_metadata) return lacking(".metadata");
   if (names.lacks_dcp_metadata && (names.has(FileRole::dcp_metadata) || names.trainer_state()))
@@ -244,7 +328,7 @@ CompletenessJudgement judge_by_names(const StepNames& names, const KindJudges& j
   if (names.trainer_state()) return judge_trainers(names, judges);
   if (names.accelerate()) return judge_accelerates(names, judges);
   if (names.manifests()) return {Completeness::complete, {}};
-  if (names.has(FileRole::rank_pickle)) return judge_rank_pickles(names, judges, all_machines);
+  if (names.has(FileRole::rank_pickle)) return judges.trainer_ends();
   return {Completeness::unknown, "no file tells which files belong to it; the rule complete_when can"};
 }
 

@@ -22,8 +22,10 @@ struct StepNames {
   bool may_hold_weights = false;    // a file may; so may what is not known
   bool holds_weights = false;       // a file is known to
   bool holds_model = false;         // by its name it is of a model: what else there may be tells nothing of that
-  std::string lacks_rank;           // a file of a rank that is not there, if other ranks' are (rank_pickles.h)
   std::string lacks_demanded;       // a file that is not there, and that one which is there demands
+  std::string in_doubt;             // in words, what else speaks against a whole step
+  bool weights_beside = false;      // files of weights that no other file tells of by .metadata
+  bool megatron = false;            // ".metadata", "common.pt" and "metadata.json" in one folder
   bool olmo = false;                // "model_and_optim/"
   bool fsdp = false;                // "pytorch_model_fsdp_0/": a Trainer's or accelerate's
   bool shows_optimizer = false;     // a name tells of an optimizer's state
@@ -35,9 +37,13 @@ struct StepNames {
   bool has(FileRole role) const { return files[static_cast<size_t>(role)]; }
   bool has_at_top(FileRole role) const { return top[static_cast<size_t>(role)]; }
   bool trainer_state() const { return has_at_top(FileRole::trainer_state); }
-  bool accelerate() const { return has_at_top(FileRole::random_states); }
+  // Its own states lie in folders, never at the top.
+  bool accelerate() const {
+    return has_at_top(FileRole::random_states) && !manifests() && !deepspeed_at_top() &&
+           !has_at_top(FileRole::dcp_metadata);
+  }
   // Of DCP's, with files of Lightning, Megatron or OLMo-core beside that are as needed.
-  bool more_than_dcp() const { return has_at_top(FileRole::lightning) || has_at_top(FileRole::megatron) || olmo; }
+  bool more_than_dcp() const { return has_at_top(FileRole::lightning) || megatron || olmo || weights_beside; }
   bool manifests() const { return has_at_top(FileRole::rank_manifest); }
   // Does a file tell which files belong to the step?
   bool tells_files() const {

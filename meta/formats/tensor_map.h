@@ -95,6 +95,9 @@ struct Parameter {
   std::map<std::string, Tensor> states;  // "fp32", "exp_avg", ...; kParam
 };
 
+// Does FSDP call so what it has made of several parameters? "layers.0._flat_param", "flat_param_0"
+inline bool is_flat(std::string_view name) { return name.substr(name.rfind('.') + 1).find("flat_param") != name.npos; }
+
 // A second name of a parameter.
 struct Tied {
   std::string name;

@@ -42,11 +42,13 @@ bool is_plain_path(std::string_view path) {
 }
 
 // Weights that the index does not name: a converter may have left the index behind.
-bool has_other_weights(const std::set<std::string_view>& paths, const std::set<std::string>& named) {
+bool has_other_weights(const std::set<std::string_view>& paths, const std::string& folder,
+                       const std::set<std::string>& named) {
   return std::ranges::any_of(paths, [&](std::string_view path) {
+    const std::string_view name = path.starts_with(folder) ? path.substr(folder.size()) : std::string_view();
     const bool weights =
-        path.ends_with(".safetensors") || (path.ends_with(".bin") && path.starts_with("pytorch_model"));
-    return weights && !named.contains(std::string(path));
+        name.ends_with(".safetensors") || (name.ends_with(".bin") && name.starts_with("pytorch_model"));
+    return weights && name.find('/') == name.npos && !named.contains(std::string(path));
   });
 }
 
@@ -65,15 +67,18 @@ void check_weight_indexes(const StepFiles& files, ShareCheck& share) {
   for (const StepFiles::File& file : files.list()) there.insert(file.path);
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
-    const bool is_index = kind_of(path).role == FileRole::weights_index && lies_at_top(path);
+    const bool is_index = kind_of(path).role == FileRole::weights_index;
+    const std::string folder = path.substr(0, path.rfind('/') + 1);
     if (!is_index || there.contains(path.substr(0, path.size() - kIndexEnding.size()))) continue;
     const auto named = files_of_index(files, index);
     if (!named) {
       share.add_unclear(path + ": " + named.error().message());
       continue;
     }
-    const bool others = has_other_weights(there, named.value());
-    for (const std::string& name : named.value()) {
+    std::set<std::string> demanded;
+    for (const std::string& name : named.value()) demanded.insert(folder + name);
+    const bool others = has_other_weights(there, folder, demanded);
+    for (const std::string& name : demanded) {
       if (there.contains(name)) continue;
       if (others || !is_plain_path(name)) {
         share.add_unclear(name + " is not there, and " + path + " names it");

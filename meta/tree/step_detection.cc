@@ -23,20 +23,22 @@ bool is_sign_folder(const DirectoryEntry& entry) {
 bool may_complete_checkpoint(const DirectoryEntry& entry) {
   if (entry.type == S_IFDIR) return is_sign_folder(entry);
   const formats::FileKind kind = formats::kind_of(entry.name);
-  return kind.is_sign(true) || kind.role == formats::FileRole::config;
+  return kind.is_sign(true) || kind.role == formats::FileRole::config || entry.name == formats::kVerlFile;
 }
 
 bool holds_checkpoint(const std::vector<DirectoryEntry>& entries) {
-  bool config = false, model = false;
+  bool config = false, model = false, actor = false, data = false;
   for (const DirectoryEntry& entry : entries) {
     if (is_sign_folder(entry)) return true;
+    actor = actor || (entry.type == S_IFDIR && entry.name == formats::kVerlFolder);
     if (entry.type == S_IFDIR) continue;
+    data = data || entry.name == formats::kVerlFile;
     const formats::FileKind kind = formats::kind_of(entry.name);
     if (kind.is_sign(false)) return true;
     config = config || kind.role == formats::FileRole::config;
     model = model || kind.is_sign(true);
   }
-  return config && model;
+  return (config && model) || (actor && data);
 }
 
 // Those with this flag, but for what lies in a step or a swap folder.
@@ -62,8 +64,10 @@ Result<bool> is_no_place_for_series(const Tree& tree, InodeNumber folder) {
     TRY_ASSIGN(const InodeRecord record, tree.inode(at));
     if (depth > kDeepestStep || (record.flags & kStep) != 0) return true;
     TRY_ASSIGN(const std::string name, tree.own_name(at, record));
-    TRY_ASSIGN(const bool step, may_be_step(tree, record.parent, name));
-    if (step) return true;
+    // A Trainer's step holds a folder with a step's name, which may get its files first.
+    TRY_ASSIGN(const bool declared, is_declared(tree, record.parent, name));
+    TRY_ASSIGN(const bool step, is_step(tree, at, name));
+    if (declared || step || may_hold_step(name)) return true;
     at = record.parent;
   }
   return false;

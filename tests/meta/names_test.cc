@@ -19,10 +19,17 @@ TEST(Names, StepNumbers) {
   EXPECT_EQ(step_number("global_step_12"), 12U);
   EXPECT_EQ(step_number("epoch_2_step_900"), 900U);
   EXPECT_EQ(step_number("ep0-ba2"), 2U);
-  for (const char* name :
-       {"best_model", "global_step_", "epoch_step_4x", "epoch_2", "ep-ba", "ep_2", "20260301", "iter"})
+  for (const char* name : {"best_model", "global_step_", "epoch_step_4x", "epoch_2", "ep-ba", "ep_2", "20260301",
+                           "iter", "epoch_0_step_1_best", "epsilon-ba2", "epoch_notes_step_3", "ep0-ba2-rank0"})
     EXPECT_EQ(step_number(name), std::nullopt) << name;
   EXPECT_EQ(step_number("checkpoint-"), std::nullopt);
+}
+
+TEST(Names, WhatMayHoldASteps) {
+  for (const char* name : {"checkpoint-500", "global_step5", "epoch=3-step=900.ckpt"})
+    EXPECT_TRUE(may_hold_step(name)) << name;
+  for (const char* name : {"iter_1", "checkpoint_1", "ep1-ba5", "epoch_0_step_1", "runs"})
+    EXPECT_FALSE(may_hold_step(name)) << name << ": a run may lie in it";
 }
 
 TEST(Names, SwapFoldersAndRanks) {

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.one_mode
 PACKED = pathlib.Path(__file__).parent / "layouts.tar.xz"
 # What a model computes anew, and saves nowhere: it is in no state_dict.
 NOT_SAVED = ("inv_freq",)
-# As little as these lacks nobody: other ranks' random numbers, a list of what the loader has given out, notes.
-NOT_NEEDED = ("config.json", "random_states_1.pkl", "data.pt", "fsdp_config.json", "zero_to_fp32.py", "zero_to_torch.py")
+# A resume does without these: other ranks' random numbers, notes, scripts.
+NOT_NEEDED = ("config.json", "random_states_1.pkl", "fsdp_config.json", "zero_to_fp32.py", "zero_to_torch.py")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,3 +219,13 @@ def test_what_is_no_model_is_not_thinned(unpacked, folder, name):
     before = sorted(path.name for path in step.rglob("*"))
     true(ckptfs("thin", step).returncode != 0, f"{name} was thinned")
     equal(sorted(path.name for path in step.rglob("*")), before, f"{name}: files")
+
+
+@pytest.mark.parametrize("outer", ("iter_1", "checkpoint_1", "ep1-ba5", "epoch_0_step_1"))
+def test_a_run_may_lie_in_a_folder_with_such_a_name(folder, outer):
+    step = folder / outer / "checkpoint-5"
+    step.mkdir(parents=True)
+    write(step / "config.json", b"{}")
+    write(step / "model.safetensors", safetensors({"w": ("F32", [2], bytes(8))}))
+    write(step / "trainer_state.json", b'{"global_step": 5}')
+    wait_until("it is complete", lambda: state_of(step) == "complete")

@@ -49,6 +49,28 @@ TEST(Checkpoint, AnAdapterIsTheModel) {
   EXPECT_EQ(unknown_weights(map).empty(), false) << "a thinning would lose what the adapter lacks";
 }
 
+// An extracted LoRA, say, beside a whole model.
+TEST(Checkpoint, AnAdapterOfAnotherModelChangesNothing) {
+  StepInMemory step;
+  add_deepspeed(step);
+  const size_t before = read_checkpoint(step).parameters.size();
+  step.add(kAdapterName, safetensors(R"({"a.lora_A.weight":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8));
+  const TensorMap map = read_checkpoint(step);
+  EXPECT_EQ(map.parameters.size(), before);
+  EXPECT_EQ(find(map, "frozen.weight").kind, Parameter::Kind::frozen);
+  EXPECT_EQ(weights_name(map, step.list()), kWeightsName);
+}
+
+TEST(Checkpoint, OneOfSeveralShardsIsNoModel) {
+  StepInMemory step;
+  step.add("config.json", "{}");
+  step.add("model-00002-of-00002.safetensors",
+           safetensors(R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", 8));
+  const TensorMap map = read_checkpoint(step);
+  EXPECT_TRUE(map.parameters.empty());
+  EXPECT_EQ(map.problems.size(), 1U);
+}
+
 // Of a shape that is another it is another tensor.
 TEST(Checkpoint, AnAdapterOfOtherShapesIsNoneOfIt) {
   StepInMemory step;

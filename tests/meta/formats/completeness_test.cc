@@ -137,12 +137,63 @@ TEST(Completeness, OfAccelerate) {
   EXPECT_NE(judge(other).completeness, Completeness::complete) << "it is cut short";
 }
 
+TEST(Completeness, WhatAccelerateNumbers) {
+  const std::string zip = deepspeed("stage_3").begin()->second;
+  for (const char* second : {"optimizer_1.bin", "model_1.safetensors", "custom_checkpoint_0.pkl"}) {
+    Contents step = accelerates();
+    step[second] = second == std::string("model_1.safetensors") ? safetensors() : zip;
+    EXPECT_EQ(judge(step).completeness, Completeness::complete) << second << ": " << judge(step).reason;
+    step[second].pop_back();
+    EXPECT_NE(judge(step).completeness, Completeness::complete) << second << " is cut short";
+  }
+  Contents step = accelerates();
+  step["model_1.safetensors"] = step["model.safetensors"];
+  step["optimizer_1.bin"] = step["optimizer.bin"];
+  for (const char* first : {"model.safetensors", "optimizer.bin"}) {
+    Contents lacking = step;
+    lacking.erase(first);
+    EXPECT_NE(judge(lacking).completeness, Completeness::complete) << first;
+  }
+}
+
+// A file that a user leaves makes no other kind of a step.
+TEST(Completeness, AStrangersRandomStates) {
+  const std::string zip = deepspeed("stage_3").begin()->second;
+  for (const char* name :
+       {"random_states.pkl", "random_states_1.pkl", "common.pt", "metadata.json", "ema-model_states.pt"}) {
+    Contents step = deepspeed("stage_3");
+    step[name] = zip;
+    EXPECT_EQ(judge(step).completeness, Completeness::complete) << name << ": " << judge(step).reason;
+  }
+  Contents step = trainer();
+  step["common.pt"] = step["model.safetensors"];
+  step.erase("model.safetensors");
+  EXPECT_NE(judge(step).completeness, Completeness::incomplete) << "it may hold the weights";
+}
+
+TEST(Completeness, ShardsWithoutAnIndexBelongTogether) {
+  Contents step = trainer();
+  step.erase("model.safetensors");
+  step["model-00002-of-00002.safetensors"] = safetensors();
+  EXPECT_EQ(judge(step).completeness, Completeness::unknown);
+  step["model-00001-of-00002.safetensors"] = safetensors();
+  EXPECT_EQ(judge(step).completeness, Completeness::complete) << judge(step).reason;
+  step = accelerates();
+  step.erase("model.safetensors");
+  step["unet/model-00001-of-00002.safetensors"] = safetensors();
+  step["unet/model.safetensors.index.json"] =
+      R"({"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}})";
+  EXPECT_EQ(judge(step).completeness, Completeness::incomplete) << "the index in the folder names another one";
+}
+
 TEST(Completeness, OfRanksThatSaveByThemselves) {
   const std::string zip = deepspeed("stage_3").begin()->second;
   Contents step;
   for (const char* what : {"model", "optim", "extra_state"}) {
     for (const char* rank : {"0", "1"}) step["actor/" + std::string(what) + "_world_size_2_rank_" + rank + ".pt"] = zip;
   }
+  EXPECT_EQ(judge(step).completeness, Completeness::unknown) << "the critic, and data.pt, may be yet to come";
+  step["data.pt"] = zip;
   EXPECT_EQ(judge(step).completeness, Completeness::complete) << judge(step).reason;
   for (const auto& [path, content] : step) {
     Contents lacking = step, cut = step;
@@ -151,6 +202,8 @@ TEST(Completeness, OfRanksThatSaveByThemselves) {
     EXPECT_EQ(judge(lacking).completeness, Completeness::unknown) << path << ": another machine may have it";
     EXPECT_EQ(judge(cut).completeness, Completeness::incomplete) << path;
   }
+  step["actor/model_world_size_1_rank_0.pt"] = zip;
+  EXPECT_EQ(judge(step).completeness, Completeness::unknown) << "of another number of ranks";
 }
 
 // As by an `rm -r` that was killed, in the order of the names or in any other.

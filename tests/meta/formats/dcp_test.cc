@@ -158,8 +158,8 @@ TEST(Dcp, NoFolderIsNone) {
 
 // Two stacked layers and one output, and their optimizer: what torch 2.15 wrote with Megatron's names and no keys.
 struct SavedByMegatron {
-  SavedByMegatron() {
-    const auto content = io::read_file(CKPTFS_SOURCE_DIR "/tests/fuzz/corpus/checkpoint/megatron");
+  explicit SavedByMegatron(const std::string& sample = "megatron") {
+    const auto content = io::read_file(CKPTFS_SOURCE_DIR "/tests/fuzz/corpus/checkpoint/" + sample);
     EXPECT_TRUE(content) << content.error().message();
     const std::string& bytes = content.value();
     const size_t length = static_cast<uint8_t>(bytes[1]) | static_cast<size_t>(static_cast<uint8_t>(bytes[2])) << 8;
@@ -188,6 +188,18 @@ TEST(Dcp, MegatronsLayersHaveTheirOwnNames) {
   EXPECT_EQ(find(map, "output_layer.weight").states.size(), 4U);
   ASSERT_EQ(map.tied.size(), 2U);
   EXPECT_EQ(map.tied.front().name, "decoder.layers.0.pre_mlp_layernorm.bias");
+}
+
+// Of several optimizers each has a number. One that was saved flat has no place for its elements.
+TEST(Dcp, MegatronsOptimizersInAChainAreNoWeights) {
+  SavedByMegatron saved("megatron_chained");
+  saved.finish();
+  const TensorMap map = read_dcp(saved.step);
+  EXPECT_TRUE(map.problems.empty()) << map.problems.front().reason;
+  ASSERT_EQ(map.parameters.size(), 4U);
+  EXPECT_TRUE(find(map, "decoder.layers.1.mlp.linear_fc2.weight").states.contains("exp_avg"));
+  EXPECT_EQ(find(map, "output_layer.weight").states.size(), 1U);
+  EXPECT_EQ(find(map, "chained_1.optimizer.state.fp32_param.output_layer.weight").kind, Parameter::Kind::resume);
 }
 
 TEST(Dcp, MegatronNeedsWhatLiesBeside) {

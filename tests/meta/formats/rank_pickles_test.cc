@@ -94,6 +94,14 @@ TEST(RankPickles, OfTwoModels) {
   EXPECT_EQ(find(map, "critic/rows").kind, Parameter::Kind::other);
 }
 
+TEST(RankPickles, OfTwoNumbersOfRanks) {
+  const auto files = saved_by_two("rank_pickles");
+  StepInMemory step;
+  for (const int rank : {0, 1}) step.add(path_of("actor/", rank), files[static_cast<size_t>(rank)]);
+  step.add(path_of("actor/", 0, 1), files[0]);
+  EXPECT_FALSE(read_rank_pickles(step).problems.empty());
+}
+
 TEST(RankPickles, Names) {
   const auto name = parse_rank_pickle("actor/extra_state_world_size_16_rank_3.pt");
   ASSERT_TRUE(name);

@@ -55,9 +55,9 @@ TEST(ThinningTest, OfATrainerStaysAllThatIsNotKnown) {
                     "scaler.pt",          "optimizer_1.bin",
                     "my_optimizer.pt",    "sub/optimizer.pt",
                     "model.safetensors",  "adapter_model.safetensors",
-                    "random_states.pkl"};
+                    "random_states_0.pkl"};
   EXPECT_EQ(going(paths, {12}, true), (Paths{"optimizer.pt", "scheduler.pt", "rng_state.pth", "rng_state_3.pth",
-                                             "scaler.pt", "optimizer_1.bin", "random_states.pkl"}));
+                                             "scaler.pt", "optimizer_1.bin", "random_states_0.pkl"}));
   const Paths replaced = going(paths, {12}, false);
   EXPECT_NE(std::find(replaced.begin(), replaced.end(), "model.safetensors"), replaced.end());
 }

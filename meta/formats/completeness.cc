@@ -102,11 +102,9 @@ void check_inner_latest(const StepFiles& files, ShareCheck& share) {
 }
 
 // "unet/diffusion_pytorch_model.safetensors": diffusers has accelerate save its models so.
-// "actor/optim_world_size_2_...": verl's ranks have theirs in folders.
-bool is_checked_in_folder(std::string_view path) {
+bool is_weights_in_folder(std::string_view path) {
   const FileKind kind = kind_of(path);
-  return kind.folders >= 1 && !kind.is_note() &&
-         (path.ends_with(".safetensors") || path.ends_with(".bin") || kind.role == FileRole::rank_pickle);
+  return kind.folders >= 1 && !kind.is_note() && (path.ends_with(".safetensors") || path.ends_with(".bin"));
 }
 
 CompletenessJudgement judge_by_kind(const StepFiles& files, const TensorMap& map) {
@@ -140,20 +138,29 @@ std::optional<CompletenessJudgement> find_missing_weights(const StepFiles& files
 // A Trainer writes its state last, but syncs nothing: after a power loss the file may have its name but not its
 // content. So the state, and the ends of the other files, are checked, too.
 ShareCheck check_trainer_ends(const StepFiles& files) {
-  ShareCheck share;
-  const bool more = names_of(files.list()).more_than_dcp();
+  ShareCheck share, inner;
+  const StepNames names = names_of(files.list());
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
+    const FileKind kind = kind_of(path);
+    const bool own = kind.role == FileRole::rank_pickle || (names.olmo && path.starts_with("train/rank"));
     if (path == kTrainerStateName) {
       check_state(files, index, share);
-    } else if (more && tells_version(path)) {
+    } else if (names.more_than_dcp() && tells_version(path)) {
       check_version(files, index, share);
-    } else if (lies_at_top(path) || is_checked_in_folder(path) || (more && path.starts_with("train/rank"))) {
+    } else if (kind.folders == 0 || own) {
       check_end(files, index, share);
+    } else if (is_weights_in_folder(path)) {
+      check_end(files, index, inner);
     }
   }
-  check_weight_indexes(files, share);
+  check_weight_indexes(files, false, share);
+  check_weight_indexes(files, true, inner);
   check_inner_latest(files, share);
+  // A Trainer's weights lie at the top. In another's folders there may also be what a converter has left.
+  if (names.trainer_state()) return share;
+  share.add_unclear(inner.missing.empty() ? inner.unclear : inner.missing.front().path + " is not there");
+  if (!inner.broken.empty()) share.add_unclear(inner.broken);
   return share;
 }
 

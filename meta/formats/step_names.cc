@@ -106,8 +106,9 @@ class Shards {
     if (number && count) found_[{path.substr(0, of - kDigits), path.substr(of)}].insert(*number);
     if (number && count) counts_[{path.substr(0, of - kDigits), path.substr(of)}] = *count;
   }
-  std::string first_missing() const {
+  std::string first_missing(bool in_folders) const {
     for (const auto& [of, numbers] : found_) {
+      if (!in_folders && !lies_at_top(of.first)) continue;
       if (indexed_.contains(of.first.substr(0, of.first.rfind('/') + 1))) continue;
       if (numbers.size() < counts_.at(of))
         return "not all of " + std::string(of.first) + "*" + std::string(of.second) + " are there";
@@ -259,8 +260,8 @@ StepNames names_of(const std::vector<StepFiles::File>& files) {
     demands.note(path);
     shards.note(kind, path);
     megatron.note(path);
-    names.weights_beside = names.weights_beside ||
-                           (kind.role >= FileRole::adapter_safetensors && kind.role <= FileRole::other_safetensors);
+    names.weights_beside = names.weights_beside || (kind.folders >= 1 && kind.role >= FileRole::adapter_safetensors &&
+                                                    kind.role <= FileRole::other_safetensors);
     names.olmo = names.olmo || path.starts_with("model_and_optim/");
     if (kind.role == FileRole::rank_pickle) ranks.note(path);
   }
@@ -268,8 +269,9 @@ StepNames names_of(const std::vector<StepFiles::File>& files) {
   names.lacks_dcp_metadata = folders.lack_metadata();
   names.megatron = megatron.any();
   names.lacks_demanded = demands.first_missing(names.accelerate());
-  names.in_doubt = shards.first_missing();
-  if (names.in_doubt.empty()) names.in_doubt = ranks.doubt();
+  names.in_doubt = ranks.doubt();
+  const bool others_tell = names.deepspeed() || names.has_at_top(FileRole::dcp_metadata);
+  if (names.in_doubt.empty() && !others_tell) names.in_doubt = shards.first_missing(!names.trainer_state());
   names.lacks_part = lacks_committed_part(files);
   for (const FileRole role :
        {FileRole::model_bin, FileRole::model_safetensors, FileRole::adapter_bin, FileRole::adapter_safetensors}) {
@@ -323,7 +325,10 @@ CompletenessJudgement judge_by_names(const StepNames& names, const KindJudges& j
     if (names.trainer_state()) return judge_trainers(names, judges);
     if (names.accelerate()) return judge_accelerates(names, judges);
     if (names.fsdp) return {Completeness::unknown, "no file tells that its save has ended"};
-    return names.more_than_dcp() ? judges.trainer_ends() : states;
+    if (names.deepspeed() || !names.more_than_dcp()) return states;
+    // A file that is cut off may be a converter's, of which the step knows nothing.
+    const CompletenessJudgement ends = judges.trainer_ends();
+    return is_complete(ends) ? states : CompletenessJudgement{Completeness::unknown, ends.reason};
   }
   if (names.trainer_state()) return judge_trainers(names, judges);
   if (names.accelerate()) return judge_accelerates(names, judges);

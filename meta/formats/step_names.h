@@ -24,7 +24,7 @@ struct StepNames {
   bool holds_model = false;         // by its name it is of a model: what else there may be tells nothing of that
   std::string lacks_demanded;       // a file that is not there, and that one which is there demands
   std::string in_doubt;             // in words, what else speaks against a whole step
-  bool weights_beside = false;      // files of weights that no other file tells of by .metadata
+  bool weights_beside = false;      // files of weights lie in folders
   bool megatron = false;            // ".metadata", "common.pt" and "metadata.json" in one folder
   bool olmo = false;                // "model_and_optim/"
   bool fsdp = false;                // "pytorch_model_fsdp_0/": a Trainer's or accelerate's

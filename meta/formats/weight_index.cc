@@ -62,12 +62,12 @@ Result<std::set<std::string>> files_of_index(const StepFiles& files, uint32_t in
   return std::move(reader.files);
 }
 
-void check_weight_indexes(const StepFiles& files, ShareCheck& share) {
+void check_weight_indexes(const StepFiles& files, bool in_folders, ShareCheck& share) {
   std::set<std::string_view> there;
   for (const StepFiles::File& file : files.list()) there.insert(file.path);
   for (uint32_t index = 0; index < files.list().size(); ++index) {
     const std::string& path = files.list()[index].path;
-    const bool is_index = kind_of(path).role == FileRole::weights_index;
+    const bool is_index = kind_of(path).role == FileRole::weights_index && lies_at_top(path) != in_folders;
     const std::string folder = path.substr(0, path.rfind('/') + 1);
     if (!is_index || there.contains(path.substr(0, path.size() - kIndexEnding.size()))) continue;
     const auto named = files_of_index(files, index);

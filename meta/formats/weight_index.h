@@ -18,6 +18,6 @@ namespace ckptfs::meta::formats {
 Result<std::set<std::string>> files_of_index(const StepFiles& files, uint32_t index);
 // The files that the indexes of the step demand, and that are not there. An index demands nothing if the weights are
 // there in one file, too: loaders take that one.
-void check_weight_indexes(const StepFiles& files, ShareCheck& share);
+void check_weight_indexes(const StepFiles& files, bool in_folders, ShareCheck& share);
 
 }  // namespace ckptfs::meta::formats

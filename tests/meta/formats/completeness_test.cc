@@ -183,7 +183,17 @@ TEST(Completeness, ShardsWithoutAnIndexBelongTogether) {
   step["unet/model-00001-of-00002.safetensors"] = safetensors();
   step["unet/model.safetensors.index.json"] =
       R"({"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}})";
-  EXPECT_EQ(judge(step).completeness, Completeness::incomplete) << "the index in the folder names another one";
+  EXPECT_EQ(judge(step).completeness, Completeness::unknown) << "the index in the folder names another one";
+}
+
+// A converter that was killed leaves them in a whole step.
+TEST(Completeness, WhatAConverterLeavesCutOff) {
+  const std::string zip = deepspeed("stage_3").begin()->second;
+  for (Contents step : {deepspeed("stage_3"), trainer()}) {
+    step["hf/pytorch_model.bin"] = zip.substr(0, zip.size() / 2);
+    step["hf/model-00001-of-00002.safetensors"] = safetensors();
+    EXPECT_EQ(judge(step).completeness, Completeness::complete) << judge(step).reason;
+  }
 }
 
 TEST(Completeness, OfRanksThatSaveByThemselves) {

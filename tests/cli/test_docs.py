@@ -316,7 +316,7 @@ def test_resume(work, disk):
     user.mounts("-o", "quiet=0s")
     user.has_steps("global_step50", "global_step100")
     user.has_run("checkpoint-10", "checkpoint-30")
-    equal(user.types("ckptfs ls /ckpt/steps | awk '/ newest/ { print $1 }'"), "global_step100\n", "the newest step")
+    equal(user.types("ckptfs latest /ckpt/steps"), "global_step100\n", "the newest step")
     equal(user.types("ckptfs latest /ckpt/runs/my-model"), "checkpoint-30\n", "the newest checkpoint")
     equal(user.types("getfattr --only-values -n user.ckptfs.state /ckpt/steps/global_step100"), "complete", "its state")
     os.kill(json.loads(run(CKPTFS, "status", "--json", user.ckpt).stdout)["pid"], signal.SIGKILL)

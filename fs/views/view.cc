@@ -294,7 +294,7 @@ std::vector<View::Weight> View::weights() {
                                    [](const Parameter& parameter) { return parameter.states.contains("fp32"); });
   std::vector<Weight> weights;
   for (const Parameter& parameter : parameters) {
-    if (parameter.kind >= Parameter::Kind::other) continue;
+    if (parameter.kind == Parameter::Kind::other || parameter.kind == Parameter::Kind::resume) continue;
     const bool trained = masters && parameter.kind == Parameter::Kind::trained;
     const auto state = parameter.states.find(trained ? "fp32" : "param");
     if (state == parameter.states.end()) return lacks(parameter.name + " has no weights");
@@ -403,7 +403,7 @@ std::string View::header_of(const Model& model) {
 // Adds what transformers wants beside the weights, out of the step's own folder, or out of that in which verl leaves
 // it.
 void View::add_model_files() {
-  constexpr std::string_view of_verl = "actor/huggingface/";
+  const std::string of_verl = std::string(meta::formats::kVerlFolder) + "/huggingface/";
   constexpr std::array<std::string_view, 5> endings{".json", ".txt", ".model", ".jinja", ".tiktoken"};
   for (size_t index = 0; index < source_.files.size(); ++index) {
     std::string name = source_.files[index].path;

@@ -165,7 +165,11 @@ void take_adapter(const StepFiles& files, TensorMap& map, const MapOptions& opti
   }
   // What has nothing in common with what was trained is no adapter of it.
   const auto is_in_it = [&](const Parameter& one) { return by_name.contains(name_in_adapter(one.name)); };
-  if (std::ranges::none_of(map.parameters, is_in_it)) return;
+  if (std::ranges::none_of(map.parameters, is_in_it)) {
+    for (const Problem& problem : adapter.problems)
+      add_problem(map, {problem.file, problem.reason, Problem::Kind::left_out});
+    return;
+  }
   for (Parameter& parameter : std::exchange(map.parameters, {})) {
     const auto known = by_name.find(name_in_adapter(parameter.name));
     const auto master = parameter.states.find("fp32");

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <functional>
+#include <iterator>
 #include <string_view>
 
 #include "io/json.h"
@@ -23,16 +25,19 @@ bool is_too_large(const Problem& problem) {
   return problem.reason.ends_with(kTooManyTensors) || problem.reason.ends_with(kTooManyRuns);
 }
 
-// What the files demand by themselves: their tensors need no memory for that.
-ShareCheck check_states(const StepFiles& files) {
+// What the files of a step demand that is too large for a map. What else is wrong with it counts, too.
+ShareCheck check_large(const StepFiles& files, const TensorMap& map) {
   const auto folder = deepspeed_folder(files);
-  return folder ? check_deepspeed(files, *folder, true) : check_dcp(files);
+  ShareCheck share = folder ? check_deepspeed(files, *folder, true) : check_dcp(files);
+  TensorMap others;
+  std::ranges::copy_if(map.problems, std::back_inserter(others.problems), std::not_fn(is_too_large));
+  add_problems(others, share);
+  return share;
 }
 
 // DeepSpeed's or DCP's, of which one file tells which others there should be.
 CompletenessJudgement judge_states(const StepFiles& files, const StepNames& names, const TensorMap& map) {
-  const bool large = std::ranges::any_of(map.problems, is_too_large);
-  if (large) return judgement_of(check_states(files));
+  if (std::ranges::any_of(map.problems, is_too_large)) return judgement_of(check_large(files, map));
   ShareCheck share;
   add_problems(map, share);
   if (names.deepspeed() && map.parameters.empty()) share.add_unclear("nothing could be read of it");

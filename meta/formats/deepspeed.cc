@@ -148,8 +148,8 @@ class Reader {
   void lacks_experts(uint32_t file) {
     const std::string path = folder_ + "layer_0_expert_0_mp_rank_00_model_states.pt";
     if (is_share_) share_.add_missing({path});
-    builder_.give_up(file, "it has experts, and " + path + " is not there",
-                     is_share_ ? Problem::Kind::left_out : Problem::Kind::missing);
+    const auto kind = node_local_ ? Problem::Kind::unreadable : Problem::Kind::missing;
+    builder_.give_up(file, "it has experts, and " + path + " is not there", is_share_ ? Problem::Kind::left_out : kind);
   }
 
   // Stage 0: each rank has all of the model, one of them has written it, and the optimizer knows parameters by numbers.

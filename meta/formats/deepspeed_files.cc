@@ -1,8 +1,8 @@
 #include "meta/formats/deepspeed_files.h"
 
 #include <algorithm>
-#include <charconv>
 
+#include "meta/formats/name_parts.h"
 #include "meta/names.h"
 
 namespace ckptfs::meta::formats {
@@ -10,27 +10,6 @@ namespace {
 
 constexpr std::string_view kIds = "ckptfs.ds_ids.json";
 constexpr std::string_view kSwapSuffix = ".tensor.swp";
-
-bool skip(std::string_view& text, std::string_view prefix) {
-  if (!text.starts_with(prefix)) return false;
-  text.remove_prefix(prefix.size());
-  return true;
-}
-
-bool drop(std::string_view& text, std::string_view suffix) {
-  if (!text.ends_with(suffix)) return false;
-  text.remove_suffix(suffix.size());
-  return true;
-}
-
-template <class T>
-std::optional<T> take_number(std::string_view& text) {
-  T value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end == text.data()) return std::nullopt;
-  text.remove_prefix(static_cast<size_t>(end - text.data()));
-  return value;
-}
 
 RankFiles& rank_in(DeepSpeedFiles& found, unsigned number) {
   if (number >= found.ranks.size()) found.ranks.resize(number + 1);

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <bitset>
-#include <charconv>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "meta/formats/file_kinds.h"
+#include "meta/formats/name_parts.h"
 #include "meta/formats/rank_pickles.h"
 
 namespace ckptfs::meta::formats {
@@ -28,17 +28,18 @@ inline bool is_dcp_description(FileRole role) {
 class Demands {
  public:
   void note(std::string_view path) {
-    constexpr std::string_view olmo = "model_and_optim/", olmos_rank = "model_and_optim/__", actor = "actor/";
+    constexpr std::string_view olmo = "model_and_optim/", olmos_rank = "model_and_optim/__";
     const bool olmos_own = path == ".metadata.json" || path.starts_with("train/");
     if (olmos_own || lies_at_top(path)) there_.insert(path);
     has_olmos_ = has_olmos_ || olmos_own;
     if (lies_at_top(path)) note_numbered(path);
     if (path.starts_with(olmo)) of_olmo_.insert(".metadata.json");
-    if (path.starts_with(actor) && parse_rank_pickle(path)) always_.emplace(kVerlFile);
+    if (path.starts_with(kVerlFolder) && parse_rank_pickle(path)) always_.emplace(kVerlFile);
     if (!path.starts_with(olmos_rank)) return;  // "model_and_optim/__1_0.distcp"
     const std::string_view rest = path.substr(olmos_rank.size());
     of_olmo_.insert("train/rank" + std::string(rest.substr(0, rest.find('_'))) + ".pt");
   }
+  bool has_olmo() const { return !of_olmo_.empty(); }
   // `accelerate`: does its save_state() number the files?
   std::string first_missing(bool accelerate) const {
     const std::set<std::string> none;
@@ -54,13 +55,12 @@ class Demands {
   // "optimizer_1.bin" is the second one: the first is "optimizer.bin". Of these the first has a number, too.
   void note_numbered(std::string_view name) {
     const size_t dot = name.find('.'), line = name.substr(0, dot).rfind('_');
-    if (dot == name.npos || line == name.npos || line + 1 == dot) return;
+    if (dot == name.npos || line == name.npos) return;
     const std::string_view stem = name.substr(0, line), ending = name.substr(dot);
-    if (!std::ranges::all_of(name.substr(line + 1, dot - line - 1), [](char c) { return c >= '0' && c <= '9'; }))
-      return;
+    if (!are_digits(name.substr(line + 1, dot - line - 1))) return;
     if (stem == "random_states" || stem == "custom_checkpoint") {
       of_accelerate_.insert(std::string(stem) + "_0" + std::string(ending));
-    } else if (stem == "optimizer" || stem == "scheduler" || stem == "model") {
+    } else if (stem == "optimizer" || stem == "scheduler" || stem == "model" || stem == "pytorch_model") {
       of_accelerate_.insert(std::string(stem) + std::string(ending));
     }
   }
@@ -74,19 +74,23 @@ class Demands {
 class Shards {
  public:
   void note(const FileKind& kind, std::string_view path) {
-    const size_t name_at = path.rfind('/') + 1, of = path.rfind("-of-"), dot = path.find('.', of);
+    const size_t name_at = path.rfind('/') + 1, of = path.rfind("-of-");
     if (kind.role == FileRole::weights_index) indexed_.insert(path.substr(0, name_at));
     const bool weights = path.ends_with(".safetensors") || path.ends_with(".bin");
-    if (!weights || of == path.npos || of < name_at + kDigits + 1 || dot == path.npos) return;
-    const auto number = digits(path.substr(of - kDigits, kDigits)), count = digits(path.substr(of + 4, dot - of - 4));
-    if (number && count) found_[{path.substr(0, of - kDigits), path.substr(of)}].insert(*number);
-    if (number && count) counts_[{path.substr(0, of - kDigits), path.substr(of)}] = *count;
+    if (!weights || of == path.npos || of < name_at + kDigits) return;
+    const std::string_view number = path.substr(of - kDigits, kDigits);
+    std::string_view rest = path.substr(of + 4);
+    const auto count = take_number<uint32_t>(rest);
+    if (!count || !are_digits(number)) return;
+    Set& set = found_[{path.substr(0, of - kDigits), path.substr(of)}];
+    set.count = *count;
+    set.numbers.insert(number);
   }
   std::string first_missing(bool in_folders) const {
-    for (const auto& [of, numbers] : found_) {
+    for (const auto& [of, set] : found_) {
       if (!in_folders && !lies_at_top(of.first)) continue;
       if (indexed_.contains(of.first.substr(0, of.first.rfind('/') + 1))) continue;
-      if (numbers.size() < counts_.at(of))
+      if (set.numbers.size() < set.count)
         return "not all of " + std::string(of.first) + "*" + std::string(of.second) + " are there";
     }
     return {};
@@ -94,15 +98,12 @@ class Shards {
 
  private:
   static constexpr size_t kDigits = 5;
-  static std::optional<uint32_t> digits(std::string_view text) {
-    uint32_t number = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-    return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
-  }
+  struct Set {
+    std::set<std::string_view> numbers;
+    uint32_t count = 0;
+  };
 
-  using Set = std::pair<std::string_view, std::string_view>;  // "model-", "-of-00002.safetensors"
-  std::map<Set, std::set<uint32_t>> found_;
-  std::map<Set, uint32_t> counts_;
+  std::map<std::pair<std::string_view, std::string_view>, Set> found_;  // by "model-", "-of-00002.safetensors"
   std::set<std::string_view> indexed_;
 };
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "meta/formats/manifest.h"
+#include "meta/formats/name_parts.h"
 #include "meta/formats/trainer_state.h"
 
 namespace ckptfs::meta::formats {
@@ -71,10 +72,6 @@ constexpr std::array<std::string_view, 11> kTexts{".json", ".jsonl", ".txt", ".m
                                                   ".html", ".png",   ".yml", ".yaml", ".jinja"};
 constexpr std::array<std::string_view, 10> kWeights{".bin",     ".pt",   ".pth", ".ckpt", ".h5",
                                                     ".msgpack", ".gguf", ".npz", ".pkl",  ".swp"};
-
-bool are_digits(std::string_view text) {
-  return !text.empty() && std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
-}
 
 bool fits(Middle middle, std::string_view text) {
   if (middle == Middle::any || (text.empty() && middle != Middle::some_number)) return true;

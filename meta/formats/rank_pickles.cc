@@ -1,7 +1,6 @@
 #include "meta/formats/rank_pickles.h"
 
 #include <algorithm>
-#include <charconv>
 #include <iterator>
 #include <map>
 #include <utility>
@@ -9,6 +8,7 @@
 
 #include "meta/formats/assembly.h"
 #include "meta/formats/box.h"
+#include "meta/formats/name_parts.h"
 #include "meta/formats/pickle_access.h"
 #include "meta/formats/torch_file.h"
 
@@ -20,20 +20,6 @@ using Value = Pickle::Value;
 constexpr uint32_t kMostPickleRanks = 1 << 16;
 
 Error not_read(const std::string& what) { return Error(ENOTSUP, what); }
-
-bool skip_text(std::string_view& text, std::string_view part) {
-  if (!text.starts_with(part)) return false;
-  text.remove_prefix(part.size());
-  return true;
-}
-
-std::optional<uint32_t> skip_number(std::string_view& text) {
-  uint32_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc()) return std::nullopt;
-  text.remove_prefix(static_cast<size_t>(end - text.data()));
-  return number;
-}
 
 // What one rank holds of a tensor.
 struct Part {
@@ -247,9 +233,9 @@ std::optional<RankPickleName> parse_rank_pickle(std::string_view path) {
   name.what = rest.substr(0, end);
   rest.remove_prefix(end + world.size());
   if (name.what != "model" && name.what != "optim" && name.what != "extra_state") return std::nullopt;
-  const auto ranks = skip_number(rest);
-  if (!ranks || !skip_text(rest, "_rank_")) return std::nullopt;
-  const auto rank = skip_number(rest);
+  const auto ranks = take_number<uint32_t>(rest);
+  if (!ranks || !skip(rest, "_rank_")) return std::nullopt;
+  const auto rank = take_number<uint32_t>(rest);
   if (!rank || rest != ".pt" || *rank >= *ranks || *ranks > kMostPickleRanks) return std::nullopt;
   name.ranks = *ranks;
   name.rank = *rank;

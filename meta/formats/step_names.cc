@@ -118,12 +118,12 @@ StepNames names_of(const std::vector<StepFiles::File>& files) {
     megatron.note(path);
     names.weights_beside = names.weights_beside || (kind.folders >= 1 && kind.role >= FileRole::adapter_safetensors &&
                                                     kind.role <= FileRole::other_safetensors);
-    names.olmo = names.olmo || path.starts_with("model_and_optim/");
     if (kind.role == FileRole::rank_pickle) ranks.note(path);
   }
   names.model_alone = model && !resume && !names.shows_optimizer;
   names.lacks_dcp_metadata = folders.lack_metadata();
   names.megatron = megatron.any();
+  names.olmo = demands.has_olmo();
   names.lacks_demanded = demands.first_missing(names.accelerate());
   names.in_doubt = ranks.doubt();
   const bool others_tell = names.deepspeed() || names.has_at_top(FileRole::dcp_metadata);

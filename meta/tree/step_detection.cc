@@ -57,22 +57,6 @@ Result<bool> is_declared(const Tree& tree, InodeNumber series, const std::string
   return !declared.names.empty() && ::fnmatch(declared.names.c_str(), name.c_str(), FNM_PERIOD) == 0;
 }
 
-// Can no series be here: is the folder or one above it a step, by its mark or its name, or lies it too deep?
-Result<bool> is_no_place_for_series(const Tree& tree, InodeNumber folder) {
-  size_t depth = 0;
-  for (InodeNumber at = folder; at != kRootInode && at != 0; ++depth) {
-    TRY_ASSIGN(const InodeRecord record, tree.inode(at));
-    if (depth > kDeepestStep || (record.flags & kStep) != 0) return true;
-    TRY_ASSIGN(const std::string name, tree.own_name(at, record));
-    // A Trainer's step holds a folder with a step's name, which may get its files first.
-    TRY_ASSIGN(const bool declared, is_declared(tree, record.parent, name));
-    TRY_ASSIGN(const bool step, is_step(tree, at, name));
-    if (declared || step || may_hold_step(name)) return true;
-    at = record.parent;
-  }
-  return false;
-}
-
 // By the first of its names, those that are signs by themselves, and the one that has just come. So whoever has put
 // many others beside them does not make each new one cost a look at all.
 Result<bool> looks_like_checkpoint(const Tree& tree, InodeNumber directory, const DirectoryEntry* came) {
@@ -85,6 +69,23 @@ Result<bool> looks_like_checkpoint(const Tree& tree, InodeNumber directory, cons
     if (there) entries.push_back({name, there.value(), S_IFREG});
   }
   return holds_checkpoint(entries);
+}
+
+// Can no series be here: is the folder or one above it a step, by its mark or its name, or lies it too deep?
+Result<bool> is_no_place_for_series(const Tree& tree, InodeNumber folder) {
+  size_t depth = 0;
+  for (InodeNumber at = folder; at != kRootInode && at != 0; ++depth) {
+    TRY_ASSIGN(const InodeRecord record, tree.inode(at));
+    if (depth > kDeepestStep || (record.flags & kStep) != 0) return true;
+    TRY_ASSIGN(const std::string name, tree.own_name(at, record));
+    // A Trainer's step holds a folder with a step's name, which may get its files first.
+    TRY_ASSIGN(const bool declared, is_declared(tree, record.parent, name));
+    if (declared || may_hold_step(name)) return true;
+    TRY_ASSIGN(const bool step, step_number(name) ? looks_like_checkpoint(tree, at, nullptr) : Result<bool>(false));
+    if (step) return true;
+    at = record.parent;
+  }
+  return false;
 }
 
 // Marks the folder above a step as a series. `came`: the name that may have made it a step.

@@ -38,10 +38,10 @@ TEST_F(StepEventsTest, AreThoseOfStepsOfSeries) {
   make_folder("/steps/checkpoint-1");
   make_folder("/steps/notes");
   make_folder("/steps/partial-5f3a-checkpoint-2");
-  make_folder("/work");
-  make_folder("/work/checkpoint-3");
+  make_folder("/runs");
+  make_folder("/runs/checkpoint-3");
   make_file("/steps/checkpoint-4");
-  for (const char* const path : {"/steps/notes", "/steps/partial-5f3a-checkpoint-2", "/work/checkpoint-3"}) {
+  for (const char* const path : {"/steps/notes", "/steps/partial-5f3a-checkpoint-2", "/runs/checkpoint-3"}) {
     const auto folder = tree().inode(at(path)).value();
     ASSERT_TRUE(tree().remove_directory(folder.parent, name_of(path)));
   }

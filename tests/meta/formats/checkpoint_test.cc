@@ -61,6 +61,15 @@ TEST(Checkpoint, AnAdapterOfAnotherModelChangesNothing) {
   EXPECT_EQ(weights_name(map, step.list()), kWeightsName);
 }
 
+TEST(Checkpoint, AnAdapterThatCannotBeReadIsTold) {
+  StepInMemory step;
+  add_deepspeed(step);
+  step.add(kAdapterName, "cut");
+  const TensorMap map = read_checkpoint(step);
+  ASSERT_EQ(map.problems.size(), 1U);
+  EXPECT_EQ(map.problems.front().file, kAdapterName);
+}
+
 TEST(Checkpoint, OneOfSeveralShardsIsNoModel) {
   StepInMemory step;
   step.add("config.json", "{}");

@@ -137,6 +137,30 @@ TEST(Completeness, OfAccelerate) {
   EXPECT_NE(judge(other).completeness, Completeness::complete) << "it is cut short";
 }
 
+// It is judged without its map, and what else was found does not get lost by that.
+TEST(Completeness, OfAStepThatIsTooLargeForAMap) {
+  const auto judge_large = [](const Contents& contents, const std::vector<Problem>& others) {
+    StepInMemory files;
+    for (const auto& [path, content] : contents) files.add(path, content);
+    TensorMap map;
+    map.problems = others;
+    map.problems.push_back({"", kTooManyTensors});
+    return judge_completeness(files, map).completeness;
+  };
+  for (const Contents& step : {deepspeed("stage_3"), deepspeed("stage_2"), swapped()}) {
+    EXPECT_EQ(judge_large(step, {}), Completeness::complete);
+    EXPECT_EQ(judge_large(step, {{"a file", "it cannot be read"}}), Completeness::unknown);
+    for (const auto& [path, content] : step) {
+      if (path.ends_with("/0_0.tensor.swp")) continue;  // without this file the group does not count as swapped
+      Contents lacking = step, cut = step;
+      lacking.erase(path);
+      cut[path].resize(content.size() / 2);
+      EXPECT_NE(judge_large(lacking, {}), Completeness::complete) << path;
+      EXPECT_NE(judge_large(cut, {}), Completeness::complete) << path;
+    }
+  }
+}
+
 TEST(Completeness, WhatAccelerateNumbers) {
   const std::string zip = deepspeed("stage_3").begin()->second;
   for (const char* second : {"optimizer_1.bin", "model_1.safetensors", "custom_checkpoint_0.pkl"}) {
@@ -154,6 +178,10 @@ TEST(Completeness, WhatAccelerateNumbers) {
     lacking.erase(first);
     EXPECT_NE(judge(lacking).completeness, Completeness::complete) << first;
   }
+  step = accelerates();
+  step.erase("model.safetensors");
+  step["pytorch_model_1.bin"] = zip;
+  EXPECT_NE(judge(step).completeness, Completeness::complete) << "the second model alone";
 }
 
 // A file that a user leaves makes no other kind of a step.

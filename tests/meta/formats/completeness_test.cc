@@ -137,6 +137,13 @@ TEST(Completeness, OfAccelerate) {
   EXPECT_NE(judge(other).completeness, Completeness::complete) << "it is cut short";
 }
 
+// Their files may lie on the machines of the ranks that have them.
+TEST(Completeness, ExpertsOfNodeLocalStorageAreInDoubt) {
+  const auto judgement = judge(deepspeed("experts_node_local"));
+  EXPECT_EQ(judgement.completeness, Completeness::unknown) << judgement.reason;
+  EXPECT_NE(judgement.reason.find("layer_0_expert_0"), std::string::npos) << judgement.reason;
+}
+
 // It is judged without its map, and what else was found does not get lost by that.
 TEST(Completeness, OfAStepThatIsTooLargeForAMap) {
   const auto judge_large = [](const Contents& contents, const std::vector<Problem>& others) {

@@ -1,15 +1,22 @@
 #include "meta/formats/deepspeed.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
+#include <deque>
 #include <set>
 #include <utility>
 
 #include "io/json.h"
 #include "meta/formats/deepspeed_compose.h"
+#include "meta/formats/deepspeed_experts.h"
 #include "meta/formats/deepspeed_files.h"
+#include "meta/formats/deepspeed_pipeline.h"
+#include "meta/formats/deepspeed_step.h"
 #include "meta/formats/map_builder.h"
 #include "meta/formats/pickle_access.h"
+#include "meta/formats/tensor_parallel.h"
 #include "meta/formats/torch_file.h"
 
 namespace ckptfs::meta::formats {
@@ -43,40 +50,60 @@ class IdsReader : public io::JsonVisitor {
   ParameterIds& ids_;
 };
 
-class Reader {
+// Reads what the ranks have saved that have the same part of a model: all of it, or a stage of a pipeline, or a tensor
+// parallel rank's.
+class ModelRank {
  public:
-  Reader(const StepFiles& files, const std::string& folder, const MapOptions& options)
-      : files_(files), folder_(folder), found_(find_files(files, folder)), builder_(files, options) {}
+  ModelRank(DeepSpeedStep& step, PipelineLayers& layers, unsigned number)
+      : step_(step), layers_(layers), number_(number) {}
 
-  TensorMap read() {
-    if (!read_ranks()) {
-      leave_undivided();
-      return std::move(builder_.map());
-    }
-    if (!builder_.is_given_up()) read_ids();
-    if (!builder_.is_given_up()) compose(parts_, ranks_, builder_);
-    if (builder_.is_given_up()) {
-      builder_.map().parameters.clear();
-      builder_.map().tied.clear();
-    }
-    return std::move(builder_.map());
+  // False: there is no model_states.pt that can be read. With foreign files what is joined would be wrong.
+  bool read() {
+    if (!read_first_model()) return false;
+    if (builder_.is_given_up() || is_undivided_) return true;
+    const auto goes_on = [this] { return !is_share_ || !builder_.is_given_up(); };
+    for (unsigned rank = 0; rank < ranks_.size() && goes_on(); ++rank) read_optimizer(rank);
+    if (!builder_.is_given_up()) read_other_models();
+    if (excludes_frozen_ && parts_.stage >= 2) builder_.left_out(first_model(), kExcludesFrozen);
+    if (builder_.is_given_up()) return true;
+    if (is_pipeline_) layers_.read_stage(parts_, buffers_);
+    if (experts_.any()) experts_.read(parts_);
+    return true;
   }
 
-  // Checks the files of the ranks that are here.
-  ShareCheck check(bool alone) {
-    is_share_ = true;
-    place_swap_folders(found_);
-    const bool read = read_ranks();
-    const bool nothing = parts_.groups.empty() && parts_.frozen.empty() && builder_.map().parameters.empty();
-    if (!builder_.is_given_up() && !read) check_ends();
-    if (!builder_.is_given_up() && read && nothing) share_.add_unclear("nothing could be read of it");
-    add_problems(builder_.map(), share_);
-    if (alone && node_local_ && !share_.missing.empty()) {
-      share_.add_unclear(share_.missing.front().path + " is not here, and another machine may have it");
-      share_.missing.clear();
-    }
-    return std::move(share_);
+  // Adds the parameters to the map.
+  void compose() {
+    if (!builder_.is_given_up() && model_world_ == 1) read_ids();
+    if (!builder_.is_given_up()) formats::compose(parts_, ranks_, builder_);
   }
+
+  // It has no file here that tells of it. `like`: another one that has.
+  void lacks_all(const ModelRank& like) {
+    ranks_.resize(like.ranks_.size());
+    if (like.found_.common_model && !found_.common_model) {
+      const std::string name = fmt::format("mp_rank_{:02}_model_states.pt", number_);
+      step_.lacks(name, name + " is not there");
+    }
+    for (unsigned rank = 0; rank < ranks_.size(); ++rank) {
+      if (!like.found_.common_model && !ranks_[rank].model) lacks_file(rank, "model_states.pt");
+      if (!ranks_[rank].optimizer) lacks_file(rank, "optim_states.pt");
+    }
+  }
+
+  int64_t model_world() const { return model_world_; }
+  bool is_pipeline() const { return is_pipeline_; }
+  bool has_experts() const { return experts_.any(); }
+  bool has_swapped() const {
+    return std::ranges::any_of(ranks_,
+                               [](const RankFiles& rank) { return !rank.swapped.empty() || !rank.params.empty(); });
+  }
+  bool has_nothing() const { return parts_.groups.empty() && parts_.frozen.empty(); }
+  // Is it of the same run, as far as it tells?
+  bool is_like(const ModelRank& other) const {
+    return model_world_ == other.model_world_ && is_pipeline_ == other.is_pipeline_ &&
+           ranks_.size() == other.ranks_.size();
+  }
+  const TensorCuts& cuts() const { return cuts_; }
 
  private:
   // The model_states.pt that lists the parameters: that of the first rank.
@@ -87,26 +114,6 @@ class Reader {
     return first == ranks_.end() ? std::nullopt : first->model;
   }
 
-  // False: there is no model_states.pt that can be read. With foreign files what is joined would be wrong.
-  bool read_ranks() {
-    for (const auto& [file, reason] : found_.foreign) builder_.give_up(file, reason);
-    if (builder_.is_given_up()) return true;
-    if (!read_first_model()) return false;
-    if (builder_.is_given_up() || is_undivided_) return true;
-    const auto goes_on = [this] { return !is_share_ || !builder_.is_given_up(); };
-    for (unsigned rank = 0; rank < ranks_.size() && goes_on(); ++rank) read_optimizer(rank);
-    if (!builder_.is_given_up()) read_other_models();
-    if (excludes_frozen_ && parts_.stage >= 2) builder_.left_out(first_model(), kExcludesFrozen);
-    return true;
-  }
-
-  // Checks that the optimizer's states were written to their ends.
-  void check_ends() {
-    for (const RankFiles& rank : ranks_) {
-      if (rank.optimizer) builder_.with_file(*rank.optimizer, [](TorchFile&) {});
-    }
-  }
-
   // Reads the model_states.pt of the first rank.
   bool read_first_model() {
     const auto first = first_model();
@@ -115,20 +122,22 @@ class Reader {
     builder_.with_file(*first, [&](TorchFile& file) {
       const Value root = file.root();
       read_config(root.find("ds_config"));
-      const auto model_world = number_of(root.find("mp_world_size"));
-      if (model_world && *model_world != 1) return builder_.give_up(first, "model parallel checkpoints are not read");
+      model_world_ = number_of(root.find("mp_world_size")).value_or(1);
       for (const char* const experts : {"ds_autoep_layers", "autoep_layers"}) {
         const auto layers = root.find(experts);
         if (layers && !layers->is_none())
           return builder_.give_up(first, "experts that are spread over ranks are not read");
       }
-      const auto experts = root.find("num_experts");
-      if (experts && experts->size() > 0) return lacks_experts(*first);
+      experts_.expect(root.find("num_experts"));
       const auto module = root.find("module");  // a pipeline's is None, and lies in a file of each layer
-      if (module && module->is_none())
-        return builder_.give_up(first, "it has no files of layers, which hold its model");
+      is_pipeline_ = module && module->is_none();
+      if (experts_.any() && (is_pipeline_ || model_world_ != 1))
+        return builder_.give_up(first, "experts of a model that is spread itself are not read");
+      if (model_world_ != 1 && !is_pipeline_) cuts_ = cuts_of(root.find("universal_checkpoint_info"), builder_);
       const auto optimizer = root.find("optimizer");  // with ZeRO it is None here, and has files of its own
       is_undivided_ = optimizer && !optimizer->is_none();
+      if (is_undivided_ && (is_pipeline_ || experts_.any() || model_world_ != 1))
+        return builder_.give_up(first, "a model that is spread, and no optimizer of ZeRO, is not read");
       if (is_undivided_) return read_undivided(*first, file);
       if (const auto world = number_of(root.find("dp_world_size"))) expect_ranks(*world);
       read_groups(*first, root.find("param_shapes"));
@@ -142,14 +151,6 @@ class Reader {
       read = true;
     });
     return read || is_undivided_;
-  }
-
-  // Each expert has a file, layer_0_expert_0_mp_rank_00_model_states.pt. None of them is here, or `foreign` had it.
-  void lacks_experts(uint32_t file) {
-    const std::string path = folder_ + "layer_0_expert_0_mp_rank_00_model_states.pt";
-    if (is_share_) share_.add_missing({path});
-    const auto kind = node_local_ ? Problem::Kind::unreadable : Problem::Kind::missing;
-    builder_.give_up(file, "it has experts, and " + path + " is not there", is_share_ ? Problem::Kind::left_out : kind);
   }
 
   // Stage 0: each rank has all of the model, one of them has written it, and the optimizer knows parameters by numbers.
@@ -169,23 +170,13 @@ class Reader {
     }
   }
 
-  // Lists the swap files by themselves: a step that only `save` made has nothing that names their parameters.
-  void leave_undivided() {
-    for (unsigned number = 0; number < ranks_.size(); ++number) {
-      for (const auto& [name, index] : ranks_[number].swapped) {
-        const auto group = parse_group_name(name);
-        builder_.map().undivided.push_back({group->first, group->last, number, group->state, index});
-      }
-    }
-  }
-
   void expect_ranks(int64_t count) {
     // Each rank must have at least one file.
     const uint64_t most = is_share_ ? kMostRanks : files_.list().size();
     if (count <= 0 || static_cast<uint64_t>(count) > most) {
       return builder_.give_up(std::nullopt,
                               "it is of " + std::to_string(count) + " ranks, of which not all have files here",
-                              count <= 0 || node_local_ ? Problem::Kind::unreadable : Problem::Kind::missing);
+                              count <= 0 || step_.node_local ? Problem::Kind::unreadable : Problem::Kind::missing);
     }
     const auto world = static_cast<size_t>(count);
     if (ranks_.size() > world) {
@@ -220,8 +211,10 @@ class Reader {
         group.members.push_back(*std::move(known));
       }
       if (!builder_.has_room(sizeof(ParameterGroup))) return;
+      group.holders = ranks_.size();
       parts_.groups.push_back(std::move(group));
     }
+    told_groups_ = parts_.groups.size();
   }
 
   void read_frozen_shapes(uint32_t file, const std::optional<Value>& shapes) {
@@ -264,13 +257,10 @@ class Reader {
     }
   }
 
-  // With node-local storage the file is on another machine, so it is not reported as missing.
-  void lacks_file(unsigned number, const std::string& name) {
-    if (is_share_) {
-      return share_.add_missing({folder_ + "zero_pp_rank_" + std::to_string(number) + "_mp_rank_00_" + name});
-    }
-    const auto kind = node_local_ ? Problem::Kind::unreadable : Problem::Kind::missing;
-    builder_.problem(std::nullopt, "rank " + std::to_string(number) + " has no " + name, kind);
+  void lacks_file(unsigned rank, const char* ending) {
+    const std::string whose = model_world_ == 1 ? "" : fmt::format(" of model rank {}", number_);
+    step_.lacks(fmt::format("zero_pp_rank_{}_mp_rank_{:02}_{}", rank, number_, ending),
+                fmt::format("rank {}{} has no {}", rank, whose, ending));
   }
 
   void read_buffers(uint32_t index, TorchFile& file) {
@@ -278,6 +268,10 @@ class Reader {
     const auto module = by_name(file.root().find("module"));
     for (size_t at = 0; names && at < names->size(); ++at) {
       const auto name = short_text((*names)[at]);
+      if (is_pipeline_) {
+        if (name && builder_.has_room(sizeof(std::string) + name->size())) buffers_.emplace_back(*name);
+        continue;
+      }
       const auto value = name ? module.find(*name) : module.end();
       if (value == module.end()) {
         builder_.left_out(index, "module lacks a buffer that buffer_names has");
@@ -290,16 +284,17 @@ class Reader {
   }
 
   void read_ids() {
-    if (!found_.ids) return;
+    const auto ids = step_.found.ids;
+    if (!ids) return;
     for (const ParameterGroup& group : parts_.groups) {
       for (const Member& member : group.members) parts_.ids.emplace(member.name, std::nullopt);
     }
     for (const Member& member : parts_.frozen) parts_.ids.emplace(member.name, std::nullopt);
     IdsReader reader(parts_.ids);
-    const auto file = files_.open(*found_.ids);
-    const uint64_t size = files_.list()[*found_.ids].size;
+    const auto file = files_.open(*ids);
+    const uint64_t size = files_.list()[*ids].size;
     const auto read = file ? io::read_json(files_.limited(file.value()), 0, size, kIdsBounds, reader) : file.error();
-    if (!read) builder_.left_out(*found_.ids, read.error().message());
+    if (!read) builder_.left_out(*ids, read.error().message());
   }
 
   void read_tied(const std::optional<Value>& shared) {
@@ -351,7 +346,9 @@ class Reader {
     const auto device = find(find(find(config, "zero_optimization"), "offload_optimizer"), "device");
     swaps_ = device && device->text() == "nvme";
     const auto local = find(find(config, "checkpoint"), "use_node_local_storage");
-    node_local_ = local && local->boolean() == true;
+    step_.node_local = local && local->boolean() == true;
+    const auto data_first = find(config, "use_data_before_expert_parallelism");
+    experts_data_first_ = data_first && data_first->boolean() == true;
     const auto block = number_of(find(find(config, "aio"), "block_size"));
     if (block && *block > 0) smallest_swapped_ = std::max(smallest_swapped_, static_cast<uint64_t>(*block));
   }
@@ -390,25 +387,25 @@ class Reader {
     if (!fits) builder_.problem(flat.piece.file, state + " has not the length of its parameters");
   }
 
-  // Notes where a rank's part of the state lies.
-  void keep(ParameterGroup& group, const std::string& state, unsigned number, const Flat& flat) {
+  // Notes where a rank's part of the state lies. `place`: among the group's holders.
+  void keep(ParameterGroup& group, const std::string& state, size_t place, const Flat& flat) {
     if (is_share_) return check_length(group, state, flat);
     Flats& flats = group.states[state];
-    if (flats.empty() && !builder_.has_room(ranks_.size() * sizeof(Flats::value_type))) return;
+    if (flats.empty() && !builder_.has_room(group.holders * sizeof(Flats::value_type))) return;
     if (group.states.size() > kMostStates) return builder_.give_up(std::nullopt, "it has too many states");
-    flats.resize(ranks_.size());
-    flats[number] = flat;
+    flats.resize(group.holders);
+    flats[place] = flat;
   }
 
   // Reads the groups of stage 3.
   void read_sub_groups(uint32_t index, unsigned number, TorchFile& file, const Value& state) {
     const auto masters = state.find("fp32_flat_groups");
-    const auto states = by_number(find(state.find("optimizer_state_dict"), "state"), parts_.groups.size());
-    if (!masters || masters->size() != parts_.groups.size()) {
+    const auto states = by_number(find(state.find("optimizer_state_dict"), "state"), told_groups_);
+    if (!masters || masters->size() != told_groups_) {
       return builder_.problem(index, "it has not the groups that param_shapes of rank 0 has");
     }
     const SwappedStates swapped = swapped_states(ranks_[number]);
-    for (size_t at = 0; at < parts_.groups.size() && !builder_.is_given_up(); ++at) {
+    for (size_t at = 0; at < told_groups_ && !builder_.is_given_up(); ++at) {
       ParameterGroup& group = parts_.groups[at];
       const Value master = (*masters)[at];
       const auto name = group_name(master);
@@ -461,7 +458,7 @@ class Reader {
   }
 
   // Reads the states that the optimizer keeps in memory for each element of the group.
-  void read_states(uint32_t index, unsigned number, TorchFile& file, ParameterGroup& group, const Flat& master,
+  void read_states(uint32_t index, size_t place, TorchFile& file, ParameterGroup& group, const Flat& master,
                    const std::optional<Value>& state) {
     for (size_t at = 0; state && at < std::min(state->pairs(), kMostStates); ++at) {
       const auto [key, value] = state->pair(at);
@@ -470,7 +467,7 @@ class Reader {
       const bool is_state = name && tensor && tensor.value() && !tensor.value()->shape.empty();
       if (!is_state || tensor.value()->elements() < master.elements()) continue;
       if (auto flat = builder_.flat_of(index, file, value, std::string(*name)))
-        keep(group, std::string(*name), number, *flat);
+        keep(group, std::string(*name), place, *flat);
     }
   }
 
@@ -478,19 +475,22 @@ class Reader {
   void read_partitions(uint32_t index, unsigned number, TorchFile& file, const Value& state) {
     const auto masters = state.find("single_partition_of_fp32_groups");
     const auto base = state.find("base_optimizer_state");
-    if (!masters || masters->size() != parts_.groups.size()) {
+    if (!masters || masters->size() != told_groups_) {
       return builder_.problem(index, "it has not the groups that param_shapes of rank 0 has");
     }
     if (number == 0) read_paddings(state.find("param_alignment_paddings"));
+    if (number == 0 && experts_.any())
+      experts_.spread(parts_, state.find("partition_count"), ranks_.size(), experts_data_first_);
     const auto numbered = find(base, "state");
-    const auto states = by_number(numbered, parts_.groups.size());
-    for (size_t at = 0; at < parts_.groups.size() && !builder_.is_given_up(); ++at) {
-      ParameterGroup& group = parts_.groups[at];
+    const auto states = by_number(numbered, told_groups_);
+    for (size_t at = 0; at < told_groups_ && !builder_.is_given_up(); ++at) {
+      const auto [of, place] = experts_.place_of(at, number);
+      ParameterGroup& group = parts_.groups[of];
       const auto flat = builder_.flat_of(index, file, (*masters)[at], "single_partition_of_fp32_groups");
       if (!flat) continue;
-      keep(group, kMaster, number, *flat);
+      keep(group, kMaster, place, *flat);
       const bool listed = base && !numbered && at < base->size();  // elastic checkpoints have a list
-      read_states(index, number, file, group, *flat, listed ? std::optional((*base)[at]) : states[at]);
+      read_states(index, place, file, group, *flat, listed ? std::optional((*base)[at]) : states[at]);
     }
   }
 
@@ -505,26 +505,159 @@ class Reader {
     }
   }
 
-  const StepFiles& files_;
-  const std::string folder_;
-  DeepSpeedFiles found_;
+  DeepSpeedStep& step_;
+  PipelineLayers& layers_;
+  const unsigned number_;
+  MapBuilder& builder_ = step_.builder;
+  const StepFiles& files_ = builder_.files();
+  const bool is_share_ = step_.is_share;
+  ModelRankFiles& found_ = step_.found.model_ranks[number_];
   std::vector<RankFiles>& ranks_ = found_.ranks;
-  MapBuilder builder_;
-  DeepSpeedParts parts_;
   const std::array<bool, kMoments.size()> moments_swapped_ = swapped_moments(found_);
+  DeepSpeedParts parts_;
+  size_t told_groups_ = 0;  // behind them in parts_.groups: those of other ranks' experts
+  Experts experts_{step_};
+  TensorCuts cuts_;
+  std::vector<std::string> buffers_;  // names, of a pipeline's stage
+  int64_t model_world_ = 1;
+  uint64_t smallest_swapped_ = kSmallestSwapped;
   bool swaps_ = false;  // the optimizer is on NVMe
-  bool node_local_ = false;
-  bool is_share_ = false;      // other machines have the other ranks' files
+  bool is_pipeline_ = false;
   bool is_undivided_ = false;  // there is no ZeRO: one file has it all
   bool excludes_frozen_ = false;
-  ShareCheck share_;
-  uint64_t smallest_swapped_ = kSmallestSwapped;
+  bool experts_data_first_ = false;
+};
+
+class Reader {
+ public:
+  Reader(const StepFiles& files, const std::string& folder, const MapOptions& options)
+      : step_(files, folder, options) {}
+
+  TensorMap read() {
+    if (!read_model_ranks()) {
+      leave_undivided();
+      return std::move(builder_.map());
+    }
+    if (!builder_.is_given_up() && ranks_.size() > 1) join();
+    if (builder_.is_given_up()) {
+      builder_.map().parameters.clear();
+      builder_.map().tied.clear();
+    }
+    return std::move(builder_.map());
+  }
+
+  // Checks the files of the ranks that are here.
+  ShareCheck check(bool alone) {
+    step_.is_share = true;
+    place_swap_folders(step_.found.model_ranks.front());
+    const bool read = read_model_ranks();
+    const bool nothing = builder_.map().parameters.empty() && std::ranges::all_of(ranks_, &ModelRank::has_nothing);
+    if (!builder_.is_given_up() && read && nothing) step_.share.add_unclear("nothing could be read of it");
+    add_problems(builder_.map(), step_.share);
+    if (alone && step_.node_local && !step_.share.missing.empty()) {
+      step_.share.add_unclear(step_.share.missing.front().path + " is not here, and another machine may have it");
+      step_.share.missing.clear();
+    }
+    return std::move(step_.share);
+  }
+
+ private:
+  // False: there is no model_states.pt that can be read. With foreign files what is joined would be wrong.
+  bool read_model_ranks() {
+    for (const auto& [file, reason] : step_.found.foreign) builder_.give_up(file, reason);
+    if (builder_.is_given_up()) return true;
+    const unsigned first = step_.is_share ? first_with_model() : 0;
+    const bool read = read_rank(first);
+    const ModelRank& told = ranks_.front();
+    if (!read) check_ends();
+    if (!read || builder_.is_given_up() || !expect_model_ranks(told)) return read;
+    for (unsigned number = 0; number < step_.found.model_ranks.size() && !builder_.is_given_up(); ++number) {
+      if (number == first) continue;
+      if (!read_rank(number)) {
+        ranks_.back().lacks_all(told);
+      } else if (!ranks_.back().is_like(told)) {
+        builder_.give_up(std::nullopt, "its model parallel ranks are not of one run");
+      }
+    }
+    if (told.is_pipeline() && !builder_.is_given_up()) layers_.read_tied();
+    return true;
+  }
+
+  unsigned first_with_model() const {
+    const auto has_model = [](const ModelRankFiles& one) {
+      return one.common_model || std::ranges::any_of(one.ranks, [](const RankFiles& rank) { return !!rank.model; });
+    };
+    const auto first = std::ranges::find_if(step_.found.model_ranks, has_model);
+    return first == step_.found.model_ranks.end() ? 0 : static_cast<unsigned>(first - step_.found.model_ranks.begin());
+  }
+
+  bool read_rank(unsigned number) {
+    begins_.push_back(builder_.map().parameters.size());
+    ModelRank& rank = ranks_.emplace_back(step_, layers_, number);
+    const bool read = rank.read();
+    if (read && !step_.is_share) rank.compose();
+    return read;
+  }
+
+  // False: it was given up.
+  bool expect_model_ranks(const ModelRank& told) {
+    const uint64_t most = step_.is_share ? kMostModelRanks : builder_.files().list().size();
+    const auto world = static_cast<uint64_t>(told.model_world());
+    if (told.model_world() <= 0 || world > most) {
+      builder_.give_up(std::nullopt, "it is of " + std::to_string(told.model_world()) + " model parallel ranks");
+    } else if (step_.found.model_ranks.size() > world) {
+      builder_.give_up(std::nullopt,
+                       "files of more than its " + std::to_string(world) + " model parallel ranks lie here");
+    } else if (world > 1 && told.has_swapped()) {
+      builder_.give_up(std::nullopt, "swap files of model parallel ranks are not read");
+    } else {
+      step_.found.model_ranks.resize(world);
+    }
+    return !builder_.is_given_up();
+  }
+
+  void join() {
+    if (ranks_.front().is_pipeline()) return join_stages(builder_);
+    const TensorCuts& cuts = ranks_.front().cuts();
+    cuts.unread.empty() ? join_ranks(cuts, begins_, builder_) : keep_apart(cuts, begins_, builder_);
+  }
+
+  // Checks that files were written to their ends which nothing here tells of.
+  void check_ends() {
+    if (!step_.is_share) return;
+    const auto check = [this](uint32_t file) { builder_.with_file(file, [](TorchFile&) {}); };
+    for (const ModelRankFiles& one : step_.found.model_ranks) {
+      for (const RankFiles& rank : one.ranks) {
+        if (rank.optimizer) check(*rank.optimizer);
+      }
+    }
+    for (const auto& [expert, file] : step_.found.experts) check(file);
+    for (const auto& [layer, file] : step_.found.layers) check(file);
+  }
+
+  // Lists the swap files by themselves: a step that only `save` made has nothing that names their parameters.
+  void leave_undivided() {
+    const std::vector<RankFiles>& ranks = step_.found.model_ranks.front().ranks;
+    for (unsigned number = 0; number < ranks.size(); ++number) {
+      for (const auto& [name, index] : ranks[number].swapped) {
+        const auto group = parse_group_name(name);
+        builder_.map().undivided.push_back({group->first, group->last, number, group->state, index});
+      }
+    }
+  }
+
+  DeepSpeedStep step_;
+  MapBuilder& builder_ = step_.builder;
+  PipelineLayers layers_{step_};
+  std::deque<ModelRank> ranks_;
+  std::vector<size_t> begins_;  // of each rank's parameters in the map
 };
 
 }  // namespace
 
 bool is_deepspeed_file(std::string_view path) {
-  return parse_states_name(path).has_value() || path.starts_with("offloaded_tensors/");
+  return parse_states_name(path) || parse_layer_name(path) || parse_expert_name(path) ||
+         path.starts_with("offloaded_tensors/");
 }
 
 bool is_deepspeed(const StepFiles& files, const std::string& folder) {

@@ -8,7 +8,8 @@
 //  - a group is named by the ds_ids of its first and last parameter. A swap file of that name has the right content,
 //    whatever optim_states.pt contains: pipelined runs leave recycled buffers there.
 //
-// Model parallel checkpoints and experts are not read; they are reported as a problem.
+// A model may be spread over ranks: stages of a pipeline (deepspeed_pipeline.h), experts (deepspeed_experts.h), tensor
+// parallelism (tensor_parallel.h). Several of these at once are not read; that is reported as a problem.
 #pragma once
 
 #include <string>

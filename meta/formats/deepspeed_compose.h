@@ -21,7 +21,8 @@ inline uint64_t divide_up(uint64_t number, uint64_t by) { return (number + by - 
 // Parameters that the optimizer has as one.
 struct ParameterGroup {
   std::vector<Member> members;
-  uint64_t part = 0;  // elements of one rank, in stage 3
+  uint64_t part = 0;   // elements of one rank, in stage 3
+  size_t holders = 0;  // ranks that have a part
   std::optional<GroupName> name;
   std::map<std::string, Flats> states;
 };

@@ -1,5 +1,7 @@
 #include "meta/formats/deepspeed_files.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "meta/formats/name_parts.h"
@@ -11,28 +13,43 @@ namespace {
 constexpr std::string_view kIds = "ckptfs.ds_ids.json";
 constexpr std::string_view kSwapSuffix = ".tensor.swp";
 
-RankFiles& rank_in(DeepSpeedFiles& found, unsigned number) {
-  if (number >= found.ranks.size()) found.ranks.resize(number + 1);
-  return found.ranks[number];
+// None: there are more ranks than a run can have.
+RankFiles* rank_in(DeepSpeedFiles& found, unsigned model_rank, unsigned number) {
+  if (number >= kMostRanks || model_rank >= kMostModelRanks) return nullptr;
+  if (model_rank >= found.model_ranks.size()) found.model_ranks.resize(model_rank + 1);
+  std::vector<RankFiles>& ranks = found.model_ranks[model_rank].ranks;
+  if (number >= ranks.size()) {
+    found.places += number + 1 - ranks.size();
+    if (found.places > kMostRanks) return nullptr;
+    ranks.resize(number + 1);
+  }
+  return &ranks[number];
 }
 
 void add_states(DeepSpeedFiles& found, uint32_t index, std::string_view name) {
   if (name == kIds) found.ids = index;
+  if (const auto layer = parse_layer_name(name)) {
+    found.layers[*layer] = index;
+    return;
+  }
+  if (const auto expert = parse_expert_name(name)) {
+    found.experts[*expert] = index;
+    return;
+  }
   const auto states = parse_states_name(name);
   if (!states) {
     const bool foreign = name.ends_with("_model_states.pt") || name.ends_with("_optim_states.pt") ||
                          (name.starts_with("layer_") && name.ends_with("-model_states.pt"));
-    if (foreign) found.foreign.emplace_back(index, "experts and pipeline stages are not read");
-  } else if (states->model_rank != 0) {
-    found.foreign.emplace_back(index, "model parallel checkpoints are not read");
-  } else if (states->rank && *states->rank >= kMostRanks) {
+    if (foreign) found.foreign.emplace_back(index, "experts and tensor parallel stages of a pipeline are not read");
+    return;
+  }
+  RankFiles* const rank = rank_in(found, states->model_rank, states->rank.value_or(0));
+  if (rank == nullptr) {
     found.foreign.emplace_back(index, "its rank cannot be one");
   } else if (!states->rank) {
-    found.common_model = index;
-  } else if (states->kind == StatesName::Kind::model) {
-    rank_in(found, *states->rank).model = index;
+    found.model_ranks[states->model_rank].common_model = index;
   } else {
-    rank_in(found, *states->rank).optimizer = index;
+    (states->kind == StatesName::Kind::model ? rank->model : rank->optimizer) = index;
   }
 }
 
@@ -42,11 +59,13 @@ void add_swapped(DeepSpeedFiles& found, uint32_t index, std::string_view path) {
   if (next == std::string_view::npos) return;
   const std::string_view kind = path.substr(0, slash);
   const auto number = rank_of(path.substr(slash + 1, next - slash - 1));
-  if (!number || *number >= kMostRanks) return;
+  if (!number) return;
   const std::string name(path.substr(next + 1));
-  if (kind == "offloaded_tensors" && parse_group_name(name)) rank_in(found, *number).swapped[name] = index;
+  RankFiles* const rank = rank_in(found, 0, *number);
+  if (rank == nullptr) return;
+  if (kind == "offloaded_tensors" && parse_group_name(name)) rank->swapped[name] = index;
   if (kind != "offloaded_params") return;
-  if (const auto id = parse_param_name(name)) rank_in(found, *number).params[*id] = index;
+  if (const auto id = parse_param_name(name)) rank->params[*id] = index;
 }
 
 }  // namespace
@@ -68,6 +87,29 @@ std::optional<StatesName> parse_states_name(std::string_view name) {
   if (!model_rank || !name.empty()) return std::nullopt;
   found.model_rank = *model_rank;
   return found;
+}
+
+std::optional<unsigned> parse_layer_name(std::string_view name) {
+  std::string_view rest = name;
+  if (!skip(rest, "layer_")) return std::nullopt;
+  const auto layer = take_number<unsigned>(rest);
+  return layer && name == layer_name(*layer) ? layer : std::nullopt;
+}
+
+std::string layer_name(unsigned layer) { return fmt::format("layer_{:02}-model_states.pt", layer); }
+
+std::optional<ExpertName> parse_expert_name(std::string_view name) {
+  std::string_view rest = name;
+  if (!skip(rest, "layer_")) return std::nullopt;
+  const auto layer = take_number<unsigned>(rest);
+  if (!layer || !skip(rest, "_expert_")) return std::nullopt;
+  const auto number = take_number<unsigned>(rest);
+  const ExpertName expert{*layer, number.value_or(0)};
+  return number && name == expert_name(expert) ? std::optional(expert) : std::nullopt;
+}
+
+std::string expert_name(const ExpertName& expert) {
+  return fmt::format("layer_{}_expert_{}_mp_rank_00_model_states.pt", expert.layer, expert.expert);
 }
 
 std::optional<GroupName> parse_group_name(std::string_view name) {
@@ -110,7 +152,7 @@ DeepSpeedFiles find_files(const StepFiles& files, const std::string& folder) {
   return found;
 }
 
-void place_swap_folders(DeepSpeedFiles& found) {
+void place_swap_folders(ModelRankFiles& found) {
   std::vector<size_t> ranks, folders;
   for (size_t number = 0; number < found.ranks.size(); ++number) {
     const RankFiles& rank = found.ranks[number];
@@ -134,7 +176,7 @@ SwappedStates swapped_states(const RankFiles& rank) {
   return found;
 }
 
-std::array<bool, kMoments.size()> swapped_moments(const DeepSpeedFiles& found) {
+std::array<bool, kMoments.size()> swapped_moments(const ModelRankFiles& found) {
   std::array<bool, kMoments.size()> swapped{};
   for (const RankFiles& rank : found.ranks) {
     for (const auto& [file_name, index] : rank.swapped) {

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -23,6 +25,20 @@ struct StatesName {
   unsigned model_rank = 0;       // model parallel rank
 };
 std::optional<StatesName> parse_states_name(std::string_view name);
+
+// "layer_03-model_states.pt" gives 3: one layer of a pipeline.
+std::optional<unsigned> parse_layer_name(std::string_view name);
+std::string layer_name(unsigned layer);
+
+// "layer_0_expert_3_mp_rank_00_model_states.pt": an expert by its number among all ranks'. The layers that have experts
+// are counted from 0.
+struct ExpertName {
+  unsigned layer = 0;
+  unsigned expert = 0;
+  auto operator<=>(const ExpertName&) const = default;  // NOLINT(modernize-use-nullptr): in what is generated
+};
+std::optional<ExpertName> parse_expert_name(std::string_view name);
+std::string expert_name(const ExpertName& expert);
 
 // "0_6.tensor.swp", "exp_avg-0_6.tensor.swp"
 struct GroupName {
@@ -48,10 +64,19 @@ struct RankFiles {
 };
 
 inline constexpr unsigned kMostRanks = 1 << 16;
+inline constexpr unsigned kMostModelRanks = 256;
+
+// The files of the ranks that have the same part of the model: a stage of a pipeline, or a rank of tensor parallelism.
+struct ModelRankFiles {
+  std::vector<RankFiles> ranks;          // up to the highest data parallel rank that has a file
+  std::optional<uint32_t> common_model;  // stages 1 and 2: all ranks have the same file
+};
 
 struct DeepSpeedFiles {
-  std::vector<RankFiles> ranks;          // up to the highest rank that has a file
-  std::optional<uint32_t> common_model;  // stages 1 and 2: all ranks have the same file
+  std::deque<ModelRankFiles> model_ranks{1};  // up to the highest that has a file
+  size_t places = 0;                          // of ranks in them: at most kMostRanks
+  std::map<unsigned, uint32_t> layers;        // of a pipeline
+  std::map<ExpertName, uint32_t> experts;
   // The file that our Python package leaves in a step (gpu/python/ckptfs/deepspeed.py): {"layers.0.weight": 3, ...}
   std::optional<uint32_t> ids;
   std::vector<std::pair<uint32_t, std::string>> foreign;  // files of layouts that are not read, with the reason
@@ -59,7 +84,7 @@ struct DeepSpeedFiles {
 // `folder` is a folder of the step: "" or "global_step4/".
 DeepSpeedFiles find_files(const StepFiles& files, const std::string& folder);
 // Gives the k-th swap folder to the k-th rank that has other files. They stay as they are if the numbers differ.
-void place_swap_folders(DeepSpeedFiles& found);
+void place_swap_folders(ModelRankFiles& found);
 
 // One rank's swap file of one state of a group.
 struct SwappedState {
@@ -73,6 +98,6 @@ SwappedStates swapped_states(const RankFiles& rank);
 
 inline constexpr std::array<std::string_view, 2> kMoments{"exp_avg", "exp_avg_sq"};
 // For each of them, whether any rank has swapped it for any group.
-std::array<bool, kMoments.size()> swapped_moments(const DeepSpeedFiles& found);
+std::array<bool, kMoments.size()> swapped_moments(const ModelRankFiles& found);
 
 }  // namespace ckptfs::meta::formats

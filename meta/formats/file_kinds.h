@@ -70,7 +70,9 @@ struct FileKind {
   bool is_sign(bool beside_config) const;
   // Is it a Trainer's or accelerate's, and for a resume only?
   bool is_resume_state() const { return role >= FileRole::optimizer && role <= FileRole::other_resume; }
-  bool is_first_model_states() const { return role == FileRole::model_states && states->rank.value_or(0) == 0; }
+  bool is_first_model_states() const {
+    return role == FileRole::model_states && states->rank.value_or(0) == 0 && states->model_rank == 0;
+  }
   // Do names of tensors stand in it, also of some that lie in other files?
   bool tells_names() const;
   // Does its name say that it holds weights, or what they are made from?

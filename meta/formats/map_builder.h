@@ -38,6 +38,7 @@ class MapBuilder {
 
   const StepFiles& files() const { return files_; }
   TensorMap& map() { return map_; }
+  MapBudget& budget() { return budget_; }
 
   // Tells of a problem; `file`: its index in StepFiles::list(), none: of the step as a whole.
   void problem(std::optional<uint32_t> file, const std::string& reason, Problem::Kind kind = Problem::Kind::unreadable);

@@ -35,7 +35,8 @@ bool is_swap_file(std::string_view path) {
 
 // DeepSpeed's own files, in a step of its own or in the folder of one.
 bool is_deepspeeds_own(std::string_view path) {
-  return is_swap_file(path) || (lies_at_top(path) && kind_of(path).states);
+  const bool states = kind_of(path).states || parse_layer_name(path) || parse_expert_name(path);
+  return is_swap_file(path) || (lies_at_top(path) && states);
 }
 
 bool is_dcp(std::string_view path) {
@@ -59,6 +60,7 @@ bool is_for_resume(std::string_view path, const Origin& from) {
   const FileKind kind = kind_of(path);
   if (kind.role == FileRole::script || (kind.role == FileRole::inner_latest && !from.inner.empty())) return true;
   if (from.torch_weights && path == "pytorch_model.bin.index.json") return true;
+  if (path == "pytorch_model_fsdp.bin") return true;  // beside the model that a Trainer saves
   return kind.is_resume_state() || (from.saved_by_us && kind.role == FileRole::rank_manifest);
 }
 

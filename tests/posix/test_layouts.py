@@ -52,12 +52,17 @@ LAYOUTS = {
     "dcp_hf_writer_consolidated": Layout(None),
     "dcp_hf_writer_one_shard": Layout("unknown", model=False, lacks="a rank's part"),
     "dcp_raw_optimizer": Layout(unread=("exp_avg", "exp_avg_sq")),
-    "ds_autotp2_z3": Layout("unknown", model=False, lacks="model parallel"),
+    "ds_autotp2_z1_dp2": Layout(),
+    "ds_autotp2_z3": Layout(),
+    "ds_autotp2_z3_dp2": Layout(),
     "ds_bf16_optimizer": Layout(),
-    "ds_moe_ep2": Layout("unknown", model=False, lacks="experts"),
+    "ds_moe_ep2": Layout(),
+    "ds_moe_ep2_dp4": Layout(),
+    "ds_moe_ep2_dp4_data_first": Layout(),
     "ds_moe_ep2_dp4_experts_lost": Layout("incomplete", model=False, lacks="experts"),
-    "ds_pipe_pp1": Layout("unknown", model=False, lacks="pipeline"),
-    "ds_pipe_pp2": Layout("unknown", model=False, lacks="model parallel"),
+    "ds_pipe_pp1": Layout(),
+    "ds_pipe_pp2": Layout(),
+    "ds_pipe_pp2_dp2": Layout(),
     "ds_stage0_bf16": Layout(),
     "ds_stage0_fp32": Layout(),
     "ds_z3_exclude_frozen": Layout(model=False, lacks="without the frozen parameters"),
@@ -150,7 +155,7 @@ def test_is_shown_as_it_is(unpacked, folder, shared, name):
     problems = " ".join(problem["reason"] for problem in manifest["problems"])
     equal((view / "model.safetensors").exists(), wanted.model, f"{name}: a model; {problems}")
     if wanted.model:
-        names = {plain_name(key)[0] for key in truth if key.endswith("|param")}
+        names = {plain_name(key)[0] for key in truth if key.endswith(("|param", "|fp32"))}
         equal({second.get(one, one) for one in names_in(view / "model.safetensors")}, names, f"{name}: names in the model")
     else:
         true(wanted.lacks in problems, f"{name}: {problems}")

@@ -8,30 +8,18 @@
 #include <string>
 #include <vector>
 
-#include "io/fd.h"
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/deepspeed_files.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/thinning.h"
+#include "tests/meta/formats/deepspeed_samples.h"
 #include "tests/meta/formats/step_in_memory.h"
 
 namespace ckptfs::meta::formats {
 namespace {
 
-using StepContents = std::map<std::string, std::string>;
-
 constexpr size_t kOneFlat = size_t{97} * 3 * 4;  // bytes of the group 0_0 in each rank
 constexpr const char* kSwapFolder = "offloaded_tensors/rank0";
-
-std::string corpus(const std::string& name) {
-  const auto content = io::read_file(CKPTFS_SOURCE_DIR "/tests/fuzz/corpus/" + name);
-  EXPECT_TRUE(content) << content.error().message();
-  return content.value();
-}
-
-size_t length_at(const std::string& bytes, size_t at) {
-  return static_cast<uint8_t>(bytes[at]) | static_cast<size_t>(static_cast<uint8_t>(bytes[at + 1])) << 8;
-}
 
 // Replaces the first small number after `key` in a pickle.
 void replace_number(std::string& pickle, const std::string& key, char number) {
@@ -80,12 +68,6 @@ StepContents on_nvme() {
     }
   }
   return step;
-}
-
-StepContents stage_2() {
-  const std::string bytes = corpus("deepspeed/stage_2");
-  const size_t length = length_at(bytes, 1);
-  return {{"mp_rank_00_model_states.pt", bytes.substr(3, length)}, {states_name(0, "optim"), bytes.substr(3 + length)}};
 }
 
 std::string one_tensor() {
@@ -151,7 +133,10 @@ const std::map<std::string, StepContents>& kinds() {
       {"stage 3", stage_3(1)},
       {"stage 3 of two ranks", stage_3(2)},
       {"stage 3 on NVMe", on_nvme()},
-      {"stage 2", stage_2()},
+      {"stage 2", deepspeed("stage_2")},
+      {"a pipeline's", spread("pipeline")},
+      {"experts", spread("experts")},
+      {"tensor parallel", spread("tensor_parallel")},
       {"a Trainer's", trainers()},
       {"a Trainer's with DeepSpeed",
        joined({{"trainer_state.json", kTrainerState}, {"config.json", "{}"}, {"latest", "global_step4"}}, stage_3(2),
@@ -215,10 +200,12 @@ CompletenessJudgement judge_placed(const StepContents& step, const Placement& pl
   return judge_together(facts, files);
 }
 
-// What lies on one machine together: the files of a rank of DeepSpeed, and with those of the first `latest`. Any other
+// What lies on one machine together: the files of a rank of DeepSpeed, and with those of the first `latest`; a stage's
+// layers with what tells of them. Any other
 // file may lie anywhere.
 std::string unit_of(const std::string& path) {
   if (path == "latest") return "rank 0";
+  if (parse_layer_name(path)) return "mp_rank_00_model_states.pt";
   const auto states = parse_states_name(path.substr(path.rfind('/') + 1));
   const bool of_rank = (states && states->rank) || path.starts_with(kSwapFolder);
   if (!of_rank) return path;
@@ -258,6 +245,8 @@ Completeness wanted(const StepContents& step) {
     }
     return false;
   }();
+  // Nothing tells which layers share a module. So another machine may have the file of it.
+  if (judgement.reason.ends_with("which layers share")) return Completeness::unknown;
   if (without_metadata || judgement.reason == "rank 0 has no model_states.pt here") return Completeness::incomplete;
   return judgement.completeness;
 }

@@ -5,32 +5,20 @@
 #include <map>
 #include <string>
 
-#include "io/fd.h"
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/step_names.h"
+#include "tests/meta/formats/deepspeed_samples.h"
 #include "tests/meta/formats/step_in_memory.h"
 
 namespace ckptfs::meta::formats {
 namespace {
 
-using Contents = std::map<std::string, std::string>;
+using Contents = StepContents;
 
 CompletenessJudgement judge(const Contents& contents) {
   StepInMemory files;
   for (const auto& [path, content] : contents) files.add(path, content);
   return judge_completeness(files, read_checkpoint(files));
-}
-
-// What DeepSpeed 0.19.8 wrote (tests/fuzz/corpus/deepspeed): model_states.pt and optim_states.pt of the only rank.
-Contents deepspeed(const std::string& sample) {
-  const auto content = io::read_file(CKPTFS_SOURCE_DIR "/tests/fuzz/corpus/deepspeed/" + sample);
-  EXPECT_TRUE(content) << content.error().message();
-  const std::string& bytes = content.value();
-  const size_t length = static_cast<uint8_t>(bytes[1]) | static_cast<size_t>(static_cast<uint8_t>(bytes[2])) << 8;
-  const std::string model =
-      sample == "stage_3" ? "zero_pp_rank_0_mp_rank_00_model_states.pt" : "mp_rank_00_model_states.pt";
-  return {{model, bytes.substr(3, length)},
-          {"bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", bytes.substr(3 + length)}};
 }
 
 constexpr size_t kEmbedding = size_t{97} * 3 * 4;  // bytes of the group 0_0
@@ -346,11 +334,19 @@ TEST(Completeness, BothFoldersOfFsdp) {
   }
 }
 
-// The layers of a pipeline's model lie in files of their own, which nothing else names.
-TEST(Completeness, APipelineWithoutItsLayers) {
-  const auto judgement = judge(deepspeed("pipeline"));
-  EXPECT_EQ(judgement.completeness, Completeness::unknown);
-  EXPECT_NE(judgement.reason.find("layers"), std::string::npos) << judgement.reason;
+// DeepSpeed's layers, experts and ranks of tensor parallelism have files of their own.
+TEST(Completeness, OfAModelThatIsSpread) {
+  for (const std::string sample : {"pipeline", "experts", "tensor_parallel"}) {
+    const Contents step = spread(sample);
+    EXPECT_EQ(judge(step).completeness, Completeness::complete) << sample << ": " << judge(step).reason;
+    for (const auto& [path, content] : step) {
+      Contents without = step, cut = step;
+      without.erase(path);
+      cut[path] = content.substr(0, content.size() - 64);
+      EXPECT_NE(judge(without).completeness, Completeness::complete) << sample << " without " << path;
+      EXPECT_NE(judge(cut).completeness, Completeness::complete) << sample << " with a cut " << path;
+    }
+  }
 }
 
 // A power loss leaves unsynced files like this: their names are there, and a part of their content.

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+
+#include "tests/meta/formats/step_in_memory.h"
+
 namespace ckptfs::meta::formats {
 namespace {
 
@@ -24,6 +28,37 @@ TEST(DeepSpeedNames, States) {
         "zero_pp_rank_99999999999999999999_mp_rank_00_model_states.pt", "mp_rank_-1_optim_states.pt"}) {
     EXPECT_FALSE(parse_states_name(name)) << name;
   }
+}
+
+TEST(DeepSpeedNames, LayersAndExperts) {
+  EXPECT_EQ(parse_layer_name("layer_03-model_states.pt"), 3U);
+  EXPECT_EQ(parse_layer_name("layer_103-model_states.pt"), 103U);
+  const auto expert = parse_expert_name("layer_2_expert_11_mp_rank_00_model_states.pt");
+  ASSERT_TRUE(expert);
+  EXPECT_EQ(*expert, (ExpertName{2, 11}));
+  // No two names are of the same part.
+  for (const char* const name : {"layer_3-model_states.pt", "layer_003-model_states.pt", "layer_-model_states.pt",
+                                 "layer_03-model_01-model_states.pt", "layer_03-model_states.pt.tmp"}) {
+    EXPECT_FALSE(parse_layer_name(name)) << name;
+  }
+  for (const char* const name :
+       {"layer_0_expert_01_mp_rank_00_model_states.pt", "layer_0_expert__mp_rank_00_model_states.pt",
+        "layer_0_expert_0_mp_rank_01_model_states.pt", "expert_0_mp_rank_00_model_states.pt"}) {
+    EXPECT_FALSE(parse_expert_name(name)) << name;
+  }
+}
+
+// Names alone make room for no more ranks than a run can have.
+TEST(DeepSpeedNames, RanksAreBounded) {
+  StepInMemory step;
+  for (unsigned model_rank = 0; model_rank < kMostModelRanks; ++model_rank) {
+    step.add("zero_pp_rank_65535_mp_rank_" + std::to_string(model_rank) + "_optim_states.pt", "x");
+  }
+  const DeepSpeedFiles found = find_files(step, "");
+  size_t places = 0;
+  for (const ModelRankFiles& one : found.model_ranks) places += one.ranks.size();
+  EXPECT_LE(places, kMostRanks);
+  EXPECT_EQ(found.foreign.size(), kMostModelRanks - 1);
 }
 
 TEST(DeepSpeedNames, SwapFiles) {

@@ -204,8 +204,9 @@ TEST(DeepSpeed, WhatIsMissingIsNamedAndTheRestShows) {
   EXPECT_EQ(nothing.problems[0].file, kModel);
 
   StepInMemory foreign;
-  foreign.add("zero_pp_rank_0_mp_rank_01_model_states.pt", sample.model);
-  EXPECT_THAT(read_deepspeed(foreign, "").problems[0].reason, HasSubstr("model parallel"));
+  foreign.add("layer_00-model_01-model_states.pt", sample.model);
+  ASSERT_EQ(read_deepspeed(foreign, "").problems.size(), 1U);
+  EXPECT_THAT(read_deepspeed(foreign, "").problems[0].reason, HasSubstr("tensor parallel stages"));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
@@ -36,8 +37,6 @@ NodeNumber hash_of(const std::string& version, const std::string& path, unsigned
   std::memcpy(&number, digest.data(), sizeof(number));
   return number & ((NodeNumber{1} << kNodeBits) - 1);
 }
-
-Dtype cast_type(Dtype from, Dtype to) { return is_castable(from) ? to : from; }
 
 uint64_t bytes_of(const Tensor& tensor, Dtype as) {
   return meta::formats::elements_of(tensor.shape).value_or(0) * size_of(as);
@@ -298,7 +297,10 @@ std::vector<View::Weight> View::weights() {
     const bool trained = masters && parameter.kind == Parameter::Kind::trained;
     const auto state = parameter.states.find(trained ? "fp32" : "param");
     if (state == parameter.states.end()) return lacks(parameter.name + " has no weights");
-    weights.push_back({&parameter.name, &state->second});
+    const auto own = parameter.states.find("param");
+    const bool told = own != parameter.states.end();
+    weights.push_back({&parameter.name, &state->second,
+                       told ? own->second.dtype : source_.map.computes_in.value_or(state->second.dtype)});
   }
   return weights;
 }
@@ -306,10 +308,9 @@ std::vector<View::Weight> View::weights() {
 void View::add_models() {
   const auto all = weights();
   if (all.empty()) return;
+  computes_in_ = compute_type(all);
   for (const ModelType& type : kModelTypes) add_model(type.name, type.dtype, all);
-  const Dtype computes_in = compute_type(all);
-  const auto* const type = std::find_if(kModelTypes.begin(), kModelTypes.end(),
-                                        [&](const ModelType& candidate) { return candidate.dtype == computes_in; });
+  const auto* const type = std::ranges::find(kModelTypes, computes_in_, &ModelType::dtype);
   const std::string name = std::string(kModel) + '.' + type->name;
   const bool whole = nodes_[0].children.contains(name + ".safetensors");
   if (whole) {
@@ -320,26 +321,29 @@ void View::add_models() {
   }
 }
 
-// The type that the model computes in. The checkpoint says it; if not, its parameters tell, or else the first weight.
+// The type that the model computes in. If the checkpoint does not say it: that of most elements.
 Dtype View::compute_type(const std::vector<Weight>& weights) const {
   if (source_.map.computes_in) return *source_.map.computes_in;
-  for (const Parameter& parameter : source_.map.parameters) {
-    const auto state = parameter.states.find("param");
-    const bool weight = parameter.kind == Parameter::Kind::trained || parameter.kind == Parameter::Kind::frozen;
-    const bool tells = weight && state != parameter.states.end();
-    if (tells && is_castable(state->second.dtype)) return state->second.dtype;
-  }
+  std::map<Dtype, uint64_t> elements;
   for (const Weight& weight : weights) {
-    if (is_castable(weight.tensor->dtype)) return weight.tensor->dtype;
+    if (is_castable(weight.own)) elements[weight.own] += meta::formats::elements_of(weight.tensor->shape).value_or(0);
   }
-  return Dtype::float32;
+  const auto most = std::ranges::max_element(elements, {}, [](const auto& one) { return one.second; });
+  return most == elements.end() ? Dtype::float32 : most->first;
+}
+
+// The type of a weight in the model of this type. A model in bf16 may keep some of its tensors in fp32 (a router's
+// bias, say), and they stay so in the model of the type that it computes in.
+Dtype View::type_in(const Weight& weight, Dtype model) const {
+  const bool kept = model == computes_in_ && is_castable(weight.own);
+  return is_castable(weight.tensor->dtype) ? (kept ? weight.own : model) : weight.tensor->dtype;
 }
 
 void View::add_model(const std::string& type, Dtype dtype, const std::vector<Weight>& weights) {
   std::vector<size_t> begins{0};
   uint64_t in_shard = 0, total = 0;
   for (size_t at = 0; at < weights.size(); ++at) {
-    const uint64_t size = bytes_of(*weights[at].tensor, cast_type(weights[at].tensor->dtype, dtype));
+    const uint64_t size = bytes_of(*weights[at].tensor, type_in(weights[at], dtype));
     if (in_shard > 0 && in_shard + size > kLargestShard) {
       begins.push_back(at);
       in_shard = 0;
@@ -368,7 +372,7 @@ void View::add_shard(const std::string& name, Dtype dtype, std::span<const Weigh
   DataBegin begin;
   uint64_t size = 0;
   for (const Weight& weight : weights) {
-    const Dtype as = cast_type(weight.tensor->dtype, dtype);
+    const Dtype as = type_in(weight, dtype);
     pieces.insert(pieces.end(), weight.tensor->pieces.begin(), weight.tensor->pieces.end());
     if (as == weight.tensor->dtype) {
       uint64_t position = size;
@@ -390,11 +394,11 @@ void View::add_shard(const std::string& name, Dtype dtype, std::span<const Weigh
 }
 
 // Made for each open, since it may take megabytes, and most of a view's models are never opened.
-std::string View::header_of(const Model& model) {
+std::string View::header_of(const Model& model) const {
   SafetensorsHeader header;
   header.metadata["format"] = "pt";
   for (const Weight& weight : model.weights) {
-    const Dtype as = cast_type(weight.tensor->dtype, model.dtype);
+    const Dtype as = type_in(weight, model.dtype);
     header.tensors.push_back({*weight.name, as, weight.tensor->shape, 0, bytes_of(*weight.tensor, as)});
   }
   return meta::formats::safetensors_header(header, kSharedBlock, model.begin);
@@ -404,7 +408,7 @@ std::string View::header_of(const Model& model) {
 // it.
 void View::add_model_files() {
   const std::string of_verl = std::string(meta::formats::kVerlFolder) + "/huggingface/";
-  constexpr std::array<std::string_view, 5> endings{".json", ".txt", ".model", ".jinja", ".tiktoken"};
+  constexpr std::array<std::string_view, 6> endings{".json", ".txt", ".model", ".jinja", ".tiktoken", ".py"};
   for (size_t index = 0; index < source_.files.size(); ++index) {
     std::string name = source_.files[index].path;
     if (name.starts_with(of_verl)) name.erase(0, of_verl.size());
@@ -462,7 +466,7 @@ Content View::content(const Node& node) const {
     case Kind::model: {
       const Model& model = models_[node.which];
       content.add(header_of(model));
-      for (const auto& [name, tensor] : model.weights) content.add(*tensor, cast_type(tensor->dtype, model.dtype));
+      for (const Weight& weight : model.weights) content.add(*weight.tensor, type_in(weight, model.dtype));
       break;
     }
     case Kind::whole_file:

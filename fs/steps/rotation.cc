@@ -261,8 +261,9 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
   }
   TRY_ASSIGN(const bool durable, try_make_durable(series, status, judgement, "removed", findings));
   if (!durable) return success();
-  std::vector<const StepStatus*> newest = status.newest(&meta::StepFacts::is_complete);
-  std::ranges::copy(status.newest(&meta::StepFacts::is_saved), std::back_inserter(newest));
+  std::vector<const StepStatus*> newest;
+  for (const auto holds : {&meta::StepFacts::is_complete, &meta::StepFacts::is_saved, &meta::StepFacts::is_resumable})
+    std::ranges::copy(status.newest(holds), std::back_inserter(newest));
   for (const size_t at : going) {
     if (thread_.is_stopping()) return Error(ECANCELED);
     const StepStatus& step = status.steps[at];
@@ -335,7 +336,7 @@ Result<std::string> Rotation::find_objection(meta::InodeNumber series, const Ser
   for (const StepStatus* const one : newest) {
     if (one->facts.owner != step.facts.owner) continue;
     TRY_ASSIGN(const bool same, is_as_it_was(series, *one));
-    if (!same) return "the newest complete step, or the newest that was saved, is no longer what it was";
+    if (!same) return "one of the newest complete steps is no longer what it was";
     any = true;
   }
   if (!any) return "nothing complete would be left";

@@ -381,6 +381,7 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
   status.facts.tag = tag;
   status.facts.written_again = status.ledger.is_written_again();
   status.facts.saved = status.ledger.is_saved_in(folder.parent);
+  status.facts.swap_only = known.saved_alone;
   status.facts.number = meta::number_of(tag, status.record);
   status.facts.completeness = completeness;
   if (meta::formats::is_whole(completeness)) status.completed = wall_time(known.completed);

@@ -30,6 +30,8 @@ const std::array kRows{
     // What was copied in later is no reason to lose it.
     Row{Reason::newest_saved, "newest that was saved here", kLose, &StepFacts::is_saved,
         "it is the newest complete step that a training saved here", nullptr, 1},
+    Row{Reason::newest_resumable, "newest with more than swap state", kLose, &StepFacts::is_resumable,
+        "it is the newest complete step with more than swap state, from which DeepSpeed resumes", nullptr, 1},
     // One of each run: two trainings may save into one series.
     Row{Reason::newest_of_run, "newest of its run", kLose, &StepFacts::is_complete,
         "it is the newest complete step of a process that still runs", nullptr, 1},
@@ -101,14 +103,17 @@ std::vector<size_t> newest_of(const std::vector<StepFacts>& steps, const Holds& 
   return newest;
 }
 
-std::optional<size_t> newest_to_resume(const std::vector<StepFacts>& steps, uint32_t owner) {
-  const auto is_newer = [](const StepFacts& a, const StepFacts& b) {
+std::optional<size_t> newest_to_resume(const std::vector<StepFacts>& steps, uint32_t user, uint32_t series_owner) {
+  const auto is_newer = [user](const StepFacts& a, const StepFacts& b) {
+    if (a.swap_only != b.swap_only) return b.swap_only;
+    if (a.owner != b.owner) return a.owner == user;
     if (a.saved != b.saved) return a.saved;
     return a.saved ? is_seen_later(a, b) : is_higher(a, b);
   };
   std::optional<size_t> newest;
   for (size_t at = 0; at < steps.size(); ++at) {
-    if (steps[at].owner != owner || !steps[at].is_complete()) continue;
+    const bool trusted = steps[at].owner == user || steps[at].owner == series_owner;
+    if (!trusted || !steps[at].is_complete()) continue;
     if (!newest || is_newer(steps[at], steps[*newest])) newest = at;
   }
   return newest;

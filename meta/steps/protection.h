@@ -47,10 +47,12 @@ struct StepFacts {
   std::set<Process> runs{};      // those of its savers that live
   bool written_again = false;    // by a run, after it was whole
   bool saved = false;            // by a program that is no command, as far as is known; others were copied in
+  bool swap_only = false;        // `save` alone made it: by itself it is no checkpoint that DeepSpeed resumes from
   bool is_complete() const { return completeness == formats::Completeness::complete; }
   bool is_whole() const { return formats::is_whole(completeness); }
   bool is_unknown() const { return completeness == formats::Completeness::unknown || untold; }
   bool is_saved() const { return is_complete() && saved; }
+  bool is_resumable() const { return is_complete() && !swap_only; }
   bool is_settled() const { return is_complete() && !written_again; }
 };
 
@@ -63,15 +65,17 @@ std::vector<size_t> rank(const std::vector<StepFacts>& steps, std::vector<size_t
 // The newest of each owner's steps of which `holds` is true: those with a rank below `count`.
 using Holds = std::function<bool(const StepFacts&)>;
 std::vector<size_t> newest_of(const std::vector<StepFacts>& steps, const Holds& holds, uint64_t count = 1);
-// The owner's complete step that a training goes on from: the one that was saved here last. Where the ledger knows of
-// none who saved, the one with the highest number.
-std::optional<size_t> newest_to_resume(const std::vector<StepFacts>& steps, uint32_t owner);
+// The complete step that `user` goes on from: one of their own before one of `series_owner`, and never another user's,
+// whose files may do anything to who loads them. Of these the one that was saved here last. Where the ledger knows of
+// none who saved, the one with the highest number. One of swap state only if there is no other.
+std::optional<size_t> newest_to_resume(const std::vector<StepFacts>& steps, uint32_t user, uint32_t series_owner);
 
 // Why a step stays or goes.
 enum class Reason {
   // it is protected
   newest,
   newest_saved,
+  newest_resumable,
   newest_of_run,
   newest_before,
   pinned,

@@ -175,7 +175,7 @@ std::string checkpoint_kind(const std::vector<DirectoryEntry>& entries) {
   formats::FileRoles roles;
   for (const DirectoryEntry& entry : entries) roles.set(static_cast<size_t>(formats::kind_of(entry.name).role));
   if (const char* const name = formats::name_of_kind(roles)) return name;
-  return std::ranges::any_of(entries, is_swap_root) ? "swap state only" : "other";
+  return std::ranges::any_of(entries, is_swap_root) ? kSwapStateOnly : "other";
 }
 
 Result<bool> is_in_step(const Tree& tree, InodeNumber directory) {

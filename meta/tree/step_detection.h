@@ -38,6 +38,7 @@ Result<bool> is_step(const Tree& tree, InodeNumber directory);
 // Of one whose name is known: quicker.
 Result<bool> is_step(const Tree& tree, InodeNumber directory, const std::string& name);
 // By what is in a step: "swap state only", "deepspeed", "hf", "dcp", "ckptfs", "other".
+inline constexpr const char* kSwapStateOnly = "swap state only";
 std::string checkpoint_kind(const std::vector<DirectoryEntry>& entries);
 // Is the directory a step of a series, or below one?
 Result<bool> is_in_step(const Tree& tree, InodeNumber directory);

@@ -56,6 +56,32 @@ TEST(ProtectionTest, TheNewestThatWasSavedHereWhateverWasCopiedInSince) {
   EXPECT_THAT(removal(steps), ElementsAre(IsEmpty(), IsEmpty(), ElementsAre(Reason::newest)));
 }
 
+TEST(ProtectionTest, TheNewestWithMoreThanSwapStateWhateverSavesAloneCameSince) {
+  std::vector<StepFacts> steps{step(10, 1), step(20, 2), step(30, 3), step(40, 4)};
+  steps[2].swap_only = steps[3].swap_only = true;
+  EXPECT_THAT(removal(steps),
+              ElementsAre(IsEmpty(), ElementsAre(Reason::newest_resumable), IsEmpty(), ElementsAre(Reason::newest)));
+  steps[3].swap_only = false;
+  EXPECT_THAT(removal(steps), ElementsAre(IsEmpty(), IsEmpty(), IsEmpty(), ElementsAre(Reason::newest)));
+}
+
+TEST(ProtectionTest, ATrainingGoesOnFromSwapStateOnlyIfThereIsNothingElse) {
+  constexpr uint32_t kUser = 7, kOwner = 8;
+  std::vector<StepFacts> steps{step(10, 1), step(20, 2), step(30, 3)};
+  const auto newest = [&] { return newest_to_resume(steps, kUser, kOwner).value_or(99); };
+  EXPECT_EQ(newest(), 99) << "of another user";
+  steps[0].owner = kOwner;
+  EXPECT_EQ(newest(), 0);
+  steps[1].owner = steps[2].owner = kUser;
+  EXPECT_EQ(newest(), 2);
+  steps[1].saved = true;
+  EXPECT_EQ(newest(), 1);
+  steps[1].swap_only = steps[2].swap_only = true;
+  EXPECT_EQ(newest(), 0) << "another user's that holds more";
+  steps[0].completeness = Completeness::incomplete;
+  EXPECT_EQ(newest(), 1);
+}
+
 TEST(ProtectionTest, WhatWasNewestWhileTheNewestIsSavedAgain) {
   std::vector<StepFacts> steps{step(1, 1), step(2, 2), step(3, 3)};
   steps[2].written_again = true;

@@ -17,6 +17,7 @@ from checking import equal, raises, true, write
 from mounting import CKPTFS, REPOSITORY, run, wait_until
 from rotating_series import SERIES, make_series, write_step
 from savers import OLD
+from training import write_state
 
 sys.path.insert(0, str(REPOSITORY / "gpu" / "python"))
 import ckptfs as api
@@ -80,6 +81,23 @@ def test_latest_is_what_a_training_saved_last(mount):
     mount.wait_for_rounds(2)
     equal(latest(mount), "checkpoint-150", "after a restart at a lower number")
     equal(api.latest(mount.path / SERIES).tag, "checkpoint-150", "in Python")
+
+
+def test_latest_is_a_step_of_save_alone_only_where_there_is_no_other(mount):
+    make_series(mount)
+    write_state(mount.path)
+    series = mount.path / SERIES
+    mount.save("step_90", SERIES)
+    done = status_is(ckptfs("latest", series), 0, "step_90 holds swap state only", "DeepSpeed cannot resume")
+    equal((done.stdout, api.latest(series).kind), ("step_90\n", "swap state only"), "of no other")
+    write_torso(mount, 5)
+    equal(latest(mount), "step_90", "beside an incomplete one")
+    whole = write_step(mount, 10)
+    settle(mount, whole)
+    for path in (whole, *whole.iterdir(), series):
+        os.chown(path, 4711, 4711)  # root saved, and another user trains
+    settle(mount, whole)
+    equal((latest(mount), ckptfs("latest", series).stderr, api.latest(series).tag), ("checkpoint-10", "", "checkpoint-10"), "the training's")
 
 
 def test_latest_is_no_strangers_step(mount):

@@ -50,6 +50,8 @@ class Step:
 def latest(series: str | os.PathLike[str]) -> Step | None:
     """Returns the complete step of a series that a training saved last (what `ckptfs latest` prints), or None.
 
+    A step of `ckptfs save` alone, whose kind is "swap state only", is returned only if no other is complete.
+
     OSError: nobody answers for the mount, or the series is not there. ValueError: the path is on no mount, or is a mount
     that has several series.
     """

@@ -95,6 +95,14 @@ Result<nlohmann::json> ask_status(const MountEntry& mount) {
   return nlohmann::json::parse(status);
 }
 
+int print_mounted(const std::string& mountpoint) {
+  const auto target = find_target(mountpoint);
+  const auto status = target ? ask_status(target.value().mount) : target.error();
+  if (!status) return fail(mountpoint, status.error());
+  print_json(status.value());
+  return kSuccess;
+}
+
 Result<nlohmann::json> ask_and_wait(const MountEntry& mount, const std::string& what, const std::string& command,
                                     const nlohmann::json& arguments) {
   TRY(check_answers(mount));

@@ -34,6 +34,9 @@ Result<nlohmann::json> ask_daemon(const MountEntry& mount, const std::string& co
 // Asks for the status of the daemon. ETIMEDOUT as above, also if the daemon hangs only once it has the request.
 Result<nlohmann::json> ask_status(const MountEntry& mount);
 
+// What `mount --json` prints: what `status --json` does. Returns the exit code (system.h).
+int print_mounted(const std::string& mountpoint);
+
 // As ask_daemon(), for a request that may take long. After a second a line on the terminal says `what` is being done.
 Result<nlohmann::json> ask_and_wait(const MountEntry& mount, const std::string& what, const std::string& command,
                                     const nlohmann::json& arguments);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <thread>
 
+#include "fs/cli/client.h"
 #include "fs/cli/commands.h"
 #include "fs/cli/daemon.h"
 #include "fs/cli/format.h"
@@ -78,7 +79,8 @@ int run(const MountArguments& arguments) {
   if (auto apart = check_nesting(plan.value()); !apart) return fail(apart.error());
   if (auto clear = clear_mountpoint(plan.value().mountpoint); !clear) return fail(clear.error());
   wait_for_last_daemon(plan.value().store);
-  return plan.value().foreground ? run_in_foreground(plan.value()) : run_as_daemon(plan.value());
+  const int code = plan.value().foreground ? run_in_foreground(plan.value()) : run_as_daemon(plan.value());
+  return code == kSuccess && arguments.as_json ? print_mounted(plan.value().mountpoint) : code;
 }
 
 }  // namespace
@@ -88,7 +90,8 @@ void add_mount(CLI::App& app, Chosen& chosen) {
   CLI::App* command = app.add_subcommand("mount", "Mount a store (made at its first mount)");
   command->add_option("STORE", arguments->store, "Folder that holds everything")->required();
   command->add_option("MOUNTPOINT", arguments->mountpoint, "An existing folder")->required();
-  command->add_flag("-f,--foreground", arguments->foreground, "Stay in the foreground, log to stderr");
+  auto* foreground =
+      command->add_flag("-f,--foreground", arguments->foreground, "Stay in the foreground, log to stderr");
   command->add_option("--image", arguments->image,
                       "Make STORE/image.xfs of this size (K, M, G, T; at least 512M) and put the store in it;\n"
                       "later mounts find it by themselves");
@@ -104,6 +107,7 @@ void add_mount(CLI::App& app, Chosen& chosen) {
       ->check([](const std::string& level) -> std::string {
         return is_log_level(level) ? "" : "one of " + std::string(kLogLevels);
       });
+  command->add_flag("--json", arguments->as_json, "Print as JSON what `status` prints")->excludes(foreground);
   command->footer(
       "Returns when the mount is there; ends with `ckptfs umount MOUNTPOINT`. A dead mount at MOUNTPOINT is replaced.\n"
       "An ordinary user can mount, too (fusermount3; an XFS of their own): every byte then goes through the daemon, "

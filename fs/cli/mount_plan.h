@@ -17,6 +17,7 @@ struct MountArguments {
   std::string store;
   std::string mountpoint;
   bool foreground = false;
+  bool as_json = false;
   std::string image;  // a size; empty: no image is asked for
   bool sparse = false;
   uint32_t sector = 512;

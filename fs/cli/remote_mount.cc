@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "fs/cli/client.h"
 #include "fs/cli/daemon_process.h"
 #include "fs/cli/log.h"
 #include "fs/cli/mount_options.h"
@@ -47,6 +48,7 @@ struct MountRemoteArguments {
   bool no_exec = false;
   ParsedOptions http;  // its http and http_token
   bool foreground = false;
+  bool as_json = false;
   std::string log;
   std::string log_level = "info";
 };
@@ -223,7 +225,8 @@ int run_remote_mount(const MountRemoteArguments& arguments) {
   const auto plan = plan_of(arguments);
   if (!plan) return fail_remote(arguments.url, plan.error());
   if (auto clear = clear_mountpoint(plan.value().mount.mountpoint); !clear) return fail(clear.error());
-  return plan.value().foreground ? mount_in_foreground(plan.value()) : mount_as_daemon(plan.value());
+  const int code = plan.value().foreground ? mount_in_foreground(plan.value()) : mount_as_daemon(plan.value());
+  return code == kSuccess && arguments.as_json ? print_mounted(plan.value().mount.mountpoint) : code;
 }
 
 }  // namespace
@@ -243,12 +246,14 @@ void add_remote_mount(CLI::App& group, Chosen& chosen) {
       ->option_text("LIST")
       ->type_size(1)
       ->allow_extra_args(false);
-  command->add_flag("-f,--foreground", arguments->foreground, "Stay in the foreground, log to stderr");
+  auto* foreground =
+      command->add_flag("-f,--foreground", arguments->foreground, "Stay in the foreground, log to stderr");
   command->add_option("--log", arguments->log, "Log to this file (default: syslog, with -f stderr)");
   command->add_option("--log-level", arguments->log_level, kLogLevels)
       ->check([](const std::string& level) -> std::string {
         return is_log_level(level) ? "" : "one of " + std::string(kLogLevels);
       });
+  command->add_flag("--json", arguments->as_json, "Print as JSON what `status` prints")->excludes(foreground);
   command->footer(
       "MOUNTPOINT/TAG is a whole step, MOUNTPOINT/@I/TAG what slot I wrote of it, MOUNTPOINT/views/TAG its weights as\n"
       "files. Only what is read is fetched. An ordinary user can mount, too. It ends with `ckptfs umount MOUNTPOINT`.\n"

@@ -24,6 +24,12 @@ namespace {
 
 constexpr size_t kMaximumHolders = 20;
 
+struct UmountArguments {
+  std::string mountpoint;
+  bool lazy = false;
+  bool as_json = false;
+};
+
 // What tells how the daemon's end goes. It can be had only while the daemon serves.
 struct Ending {
   std::optional<DaemonHandle> daemon;  // none: it does not answer
@@ -58,6 +64,13 @@ void print_busy(const MountEntry& mount) {
   print_holders(mount);
 }
 
+// `daemon`: "ended" (all is written down), "serves" those who still use the mount, "silent" (it does not answer),
+// "dead".
+int done(const MountEntry& mount, const UmountArguments& arguments, const char* daemon) {
+  if (arguments.as_json) print_json({{"mountpoint", mount.mountpoint}, {"store", mount.source}, {"daemon", daemon}});
+  return kSuccess;
+}
+
 std::optional<MountEntry> image_mount_of(const std::string& store) {
   const auto mounts = io::mount_table();
   if (!mounts) return std::nullopt;
@@ -67,7 +80,7 @@ std::optional<MountEntry> image_mount_of(const std::string& store) {
 }
 
 // Unmounts the image that a daemon left mounted when it died.
-int unmount_left_image(const std::string& store) {
+int unmount_left_image(const std::string& store, bool as_json) {
   const auto mounted = image_mount_of(store);
   if (!mounted) return kSuccess;
   io::MountedImage image;
@@ -75,20 +88,20 @@ int unmount_left_image(const std::string& store) {
   image.folder = mounted->mountpoint;
   image.device = mounted->source;
   const auto unmounted = io::unmount_image(image);
-  if (unmounted) {
+  if (!unmounted) return fail(image.folder, unmounted.error());
+  if (!as_json)
     std::printf("The image of %s, which the dead daemon had left mounted, was unmounted too.\n", store.c_str());
-    return kSuccess;
-  }
-  return fail(image.folder, unmounted.error());
+  return kSuccess;
 }
 
-int detach_dead(const MountEntry& mount) {
+int detach_dead(const MountEntry& mount, const UmountArguments& arguments) {
   if (const auto detached = io::unmount(mount.mountpoint, io::Unmount::detach); !detached) {
     return fail(mount.mountpoint, Error(detached.error().errno_value(),
                                         "a dead mount that could not be detached: " + detached.error().message()));
   }
-  std::printf("%s: the daemon had died; its mount was detached.\n", mount.mountpoint.c_str());
-  return unmount_left_image(mount.source);
+  if (!arguments.as_json) std::printf("%s: the daemon had died; its mount was detached.\n", mount.mountpoint.c_str());
+  const int code = unmount_left_image(mount.source, arguments.as_json);
+  return code == kSuccess ? done(mount, arguments, "dead") : code;
 }
 
 // The path as one word for a shell.
@@ -140,16 +153,16 @@ bool say_what_is_waited_for(const MountEntry& mount, const DaemonHandle& daemon,
 }
 
 // The daemon writes everything down and unmounts its image only after the mount has gone in all namespaces.
-int wait_for_daemon(const MountEntry& mount, const Ending& ending, bool lazy) {
+int wait_for_daemon(const MountEntry& mount, const Ending& ending, const UmountArguments& arguments) {
   if (!ending.daemon) {
     std::fprintf(stderr,
                  "ckptfs: %s: unmounted; its daemon did not answer, so its end was not waited for "
                  "(see pgrep -a ckptfs)\n",
                  mount.mountpoint.c_str());
-    return kSuccess;
+    return done(mount, arguments, "silent");
   }
-  if (!wait_for_end(*ending.daemon, [&] { return say_what_is_waited_for(mount, *ending.daemon, lazy); })) {
-    return kSuccess;
+  if (!wait_for_end(*ending.daemon, [&] { return say_what_is_waited_for(mount, *ending.daemon, arguments.lazy); })) {
+    return done(mount, arguments, "serves");
   }
   if (const auto left = image_mount_of(mount.source)) {
     fail(left->mountpoint,
@@ -157,9 +170,8 @@ int wait_for_daemon(const MountEntry& mount, const Ending& ending, bool lazy) {
     print_holders(*left);
     return kFailed;
   }
-  if (!ending.outcome) return kSuccess;
-  const auto told = Outcome::told(ending.outcome.get());
-  if (told) return kSuccess;
+  const auto told = ending.outcome ? Outcome::told(ending.outcome.get()) : Result<>(success());
+  if (told) return done(mount, arguments, "ended");
   return fail(mount.mountpoint, Error(EIO, "unmounted, but " + told.error().message() +
                                                " (the daemon's log says more; the next mount looks at every file)"));
 }
@@ -170,11 +182,6 @@ Result<MountEntry> mount_to_end(const std::optional<std::string>& mountpoint) {
   return Error(EINVAL, *mountpoint + ": is no mountpoint; it lies on " + target.mount.mountpoint);
 }
 
-struct UmountArguments {
-  std::string mountpoint;
-  bool lazy = false;
-};
-
 int run(const UmountArguments& arguments) {
   release_hung_mounts();
   const std::string& path = arguments.mountpoint;
@@ -182,10 +189,10 @@ int run(const UmountArguments& arguments) {
   if (!mount) return fail(mount.error());
   const std::string& mountpoint = mount.value().mountpoint;
   DaemonProbe probe = probe_daemon(mount.value());
-  if (probe.dead) return detach_dead(mount.value());
+  if (probe.dead) return detach_dead(mount.value(), arguments);
   const Ending ending = ending_of(mount.value(), std::move(probe.daemon));
   const auto unmounted = io::unmount(mountpoint, arguments.lazy ? io::Unmount::detach : io::Unmount::now);
-  if (unmounted) return wait_for_daemon(mount.value(), ending, arguments.lazy);
+  if (unmounted) return wait_for_daemon(mount.value(), ending, arguments);
   if (unmounted.error().errno_value() == EBUSY) {
     print_busy(mount.value());
     if (!ending.daemon) {
@@ -210,6 +217,7 @@ void add_umount(CLI::App& app, Chosen& chosen) {
   command->add_flag("--lazy", arguments->lazy,
                     "Detach the mount at once. The daemon serves the programs that still use it\n"
                     "until they are done, and then writes everything down");
+  command->add_flag("--json", arguments->as_json, "Print as JSON");
   command->footer(
       "If the mount is busy, says who holds files open, and which containers have the mount. Fails if not everything\n"
       "could be written down. Removes a dead mount, too.\n"

@@ -197,6 +197,31 @@ def test_a_sparse_image_has_what_its_host_has(on):
         on.image_is_down()
 
 
+def test_what_programs_are_told(on):
+    """--json: of a mount its status, of its end how the daemon went; of what fails nothing but the words on stderr."""
+    def umount(*words, status=0):
+        return status_is(ckptfs("umount", "--json", *words, on.point), status).stdout
+
+    def told(daemon):
+        return {"mountpoint": str(on.point), "store": str(on.store), "daemon": daemon}
+
+    status = json.loads(status_is(on.mount("--json", "--image", IMAGE), 0).stdout)
+    equal(status.keys(), json.loads(ckptfs("status", "--json", on.point).stdout).keys(), "the fields")
+    equal((status["mountpoint"], status["pid"]), (str(on.point), daemon_of(on.point)), "the mount")
+    equal(status_is(on.mount("--json"), 1, "already").stdout, "", "of a mount that is there")
+    equal(json.loads(umount()), told("ended"), "the end")
+    equal(umount(status=1), "", "of no mount")
+    status_is(on.mount("--json", "--foreground"), 2, "--json")
+    status_is(on.mount(), 0)
+    with open(on.point / "held", "wb"):
+        equal(umount(status=1), "", "of one that is busy")
+        equal(json.loads(umount("--lazy")), told("serves"), "a lazy end")
+    wait_until("the daemon has gone", lambda: on.mount().returncode == 0)
+    on.kill()
+    equal(json.loads(umount()), told("dead"), "of a dead one")
+    on.image_is_down()
+
+
 @pytest.mark.builds("faults")
 def test_unmounted_by_umount_and_mounted_again(on):
     """umount(8) does not know of the daemon, which must still write the end of the store and of its image."""

@@ -20,6 +20,8 @@ std::string usage_of(const CommandOutline& command) {
   return text;
 }
 
+constexpr const char* kFoundDamage = "damage was found by fsck, remote verify, state or verify";
+
 // "-f, --foreground", "--image VALUE", "STORE"
 std::string shown(const OptionOutline& option) {
   std::string text;
@@ -71,8 +73,10 @@ std::string reference_of(const std::vector<CommandOutline>& commands) {
   std::string text =
       "# Commands\n\n"
       "Made by `ckptfs help --markdown`: what `--help` says, on one page. Without a path a command means the\n"
-      "only ckptfs mount. Exit codes: 0, 1 (failed), 2 (usage). Shells complete all of it: `ckptfs completion "
-      "--help`.\n";
+      "only ckptfs mount. Exit codes: 0, 1 (failed), 2 (usage), 3 (" +
+      std::string(kFoundDamage) +
+      ").\n"
+      "Shells complete all of it: `ckptfs completion --help`.\n";
   for (const CommandOutline& command : commands) {
     text += "\n## ckptfs " + command.words() + "\n\n" + command.description + ".\n\n    " + usage_of(command);
     text += "\n\n| | |\n|---|---|\n";
@@ -101,7 +105,7 @@ std::string manual_page_of(const std::vector<CommandOutline>& commands) {
                      ".SH DESCRIPTION\nWithout a path a command means the only ckptfs mount.\n"
                      ".SH COMMANDS\n";
   for (const CommandOutline& command : commands) text += manual_of(command);
-  return text + ".SH EXIT STATUS\n0: success. 1: failed. 2: wrong usage.\n";
+  return text + ".SH EXIT STATUS\n0: success. 1: failed. 2: wrong usage. 3: " + kFoundDamage + ".\n";
 }
 
 void add_help(CLI::App& app, Chosen& chosen) {

@@ -1,5 +1,7 @@
 """ckptfs help, the pages that are made from the same outline, and what is said of a command that is none."""
 
+import re
+
 import pytest
 
 from checking import equal, true
@@ -31,6 +33,15 @@ def test_the_reference_is_what_help_says():
     made = run(CKPTFS, "help", "--markdown").stdout
     kept = (REPOSITORY / "docs" / "commands.md").read_text()
     true(made == kept, "docs/commands.md is not what `ckptfs help --markdown` prints: write it anew")
+
+
+def test_who_exits_with_3_is_named():
+    """Where the exit statuses are listed: each command whose own help says so."""
+    made = run(CKPTFS, "help", "--markdown").stdout
+    wanted = {part.splitlines()[0] for part in made.split("\n## ckptfs ") if re.search(r"\bwith\s+3\b", part)}
+    for page in (made.split("\n## ")[0], run(CKPTFS, "help", "--man").stdout.rpartition(".SH EXIT STATUS")[2]):
+        said = " ".join(page.split()).partition("damage was found by ")[2]
+        equal(set(re.split(", | or ", re.split(r"[).]", said)[0])), wanted, page)
 
 
 def test_the_manual_page_has_all_commands():

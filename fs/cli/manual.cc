@@ -76,7 +76,7 @@ std::string reference_of(const std::vector<CommandOutline>& commands) {
       "only ckptfs mount. Exit codes: 0, 1 (failed), 2 (usage), 3 (" +
       std::string(kFoundDamage) +
       ").\n"
-      "Shells complete all of it: `ckptfs completion --help`.\n";
+      "[A page](json.md) lists what `--json` prints. Shells complete all of it: `ckptfs completion --help`.\n";
   for (const CommandOutline& command : commands) {
     text += "\n## ckptfs " + command.words() + "\n\n" + command.description + ".\n\n    " + usage_of(command);
     text += "\n\n| | |\n|---|---|\n";

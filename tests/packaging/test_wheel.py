@@ -78,6 +78,8 @@ def test_needs_of_a_system(made, scratch):
         true(sum(one.compress_size for one in archive.infolist()) < 14 << 20, "the wheel's size")
         archive.extractall(scratch)
         names = archive.namelist()
+        metadata = archive.read(next(name for name in names if name.endswith(".dist-info/METADATA"))).decode()
+    true("pip install ckptfs" in metadata and "](docs/" not in metadata, "the text on PyPI")
     for wanted in ("METADATA", "licenses/LICENSE", "licenses/copyright"):
         true(any(name.endswith(f".dist-info/{wanted}") for name in names), f"{wanted} is not in {names}")
     programs = [scratch / name for name in names if name.endswith(("/scripts/ckptfs", "/libckptfs.so"))]

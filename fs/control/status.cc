@@ -13,6 +13,7 @@ using nlohmann::json;
 namespace {
 
 constexpr uint64_t kFewInodes = 4096;
+constexpr uint64_t kFewFree = 20;  // less than one part in so many, as in docs/alerts.yml
 
 json counters_of(const Counters& counters) {
   json operations = json::object();
@@ -115,12 +116,15 @@ json warnings_of(const Filesystem& fs) {
   if (recovery.orphan_blobs != 0) {
     warnings.push_back(std::to_string(recovery.orphan_blobs) + " blobs have no name; `ckptfs fsck` lists them");
   }
-  if (const meta::SpaceReport space = fs.store.space(); space.inodes != 0 && space.inodes_free < kFewInodes) {
+  const meta::SpaceReport space = fs.store.space();
+  if (space.inodes != 0 && space.inodes_free < kFewInodes) {
     warnings.push_back("the store has " + std::to_string(space.inodes_free) +
                        " inodes left for new files: remove files or steps");
   }
   if (fs.tree.short_of_space()) {
     warnings.push_back("space is short: swap files are written through the daemon; remove steps");
+  } else if (space.free < space.total / kFewFree) {
+    warnings.push_back("less than a twentieth of the store is free: remove steps");
   }
   const meta::MaintenanceReport care = fs.maintenance.report();
   if (!care.damaged.empty()) {

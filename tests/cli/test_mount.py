@@ -222,6 +222,18 @@ def test_what_programs_are_told(on):
     on.image_is_down()
 
 
+def test_status_warns_before_the_disk_is_full(on):
+    def warns():
+        return any("less than a twentieth" in warning for warning in json.loads(ckptfs("status", "--json", on.point).stdout)["warnings"])
+
+    status_is(on.mount("--image", IMAGE), 0)
+    true(not warns(), "there is room")
+    with open(on.point / "file", "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free_bytes(on.point) - (8 << 20))
+    true(warns(), "there is none, and nobody has swap files")
+    on.umount()
+
+
 @pytest.mark.builds("faults")
 def test_unmounted_by_umount_and_mounted_again(on):
     """umount(8) does not know of the daemon, which must still write the end of the store and of its image."""

@@ -1,7 +1,5 @@
 #include "meta/formats/deepspeed.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -81,7 +79,7 @@ class ModelRank {
   void lacks_all(const ModelRank& like) {
     ranks_.resize(like.ranks_.size());
     if (like.found_.common_model && !found_.common_model) {
-      const std::string name = fmt::format("mp_rank_{:02}_model_states.pt", number_);
+      const std::string name = model_rank_name(number_) + "_model_states.pt";
       step_.lacks(name, name + " is not there");
     }
     for (unsigned rank = 0; rank < ranks_.size(); ++rank) {
@@ -258,9 +256,10 @@ class ModelRank {
   }
 
   void lacks_file(unsigned rank, const char* ending) {
-    const std::string whose = model_world_ == 1 ? "" : fmt::format(" of model rank {}", number_);
-    step_.lacks(fmt::format("zero_pp_rank_{}_mp_rank_{:02}_{}", rank, number_, ending),
-                fmt::format("rank {}{} has no {}", rank, whose, ending));
+    const std::string whose = model_world_ == 1 ? "" : " of model rank " + std::to_string(number_);
+    const std::string of_rank = std::to_string(rank);
+    step_.lacks("zero_pp_rank_" + of_rank + "_" + model_rank_name(number_) + "_" + ending,
+                "rank " + of_rank + whose + " has no " + ending);
   }
 
   void read_buffers(uint32_t index, TorchFile& file) {

@@ -1,7 +1,5 @@
 #include "meta/formats/deepspeed_files.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "meta/formats/name_parts.h"
@@ -12,6 +10,8 @@ namespace {
 
 constexpr std::string_view kIds = "ckptfs.ds_ids.json";
 constexpr std::string_view kSwapSuffix = ".tensor.swp";
+
+std::string of_two_digits(unsigned number) { return (number < 10 ? "0" : "") + std::to_string(number); }
 
 // None: there are more ranks than a run can have.
 RankFiles* rank_in(DeepSpeedFiles& found, unsigned model_rank, unsigned number) {
@@ -89,6 +89,8 @@ std::optional<StatesName> parse_states_name(std::string_view name) {
   return found;
 }
 
+std::string model_rank_name(unsigned model_rank) { return "mp_rank_" + of_two_digits(model_rank); }
+
 std::optional<unsigned> parse_layer_name(std::string_view name) {
   std::string_view rest = name;
   if (!skip(rest, "layer_")) return std::nullopt;
@@ -96,7 +98,7 @@ std::optional<unsigned> parse_layer_name(std::string_view name) {
   return layer && name == layer_name(*layer) ? layer : std::nullopt;
 }
 
-std::string layer_name(unsigned layer) { return fmt::format("layer_{:02}-model_states.pt", layer); }
+std::string layer_name(unsigned layer) { return "layer_" + of_two_digits(layer) + "-model_states.pt"; }
 
 std::optional<ExpertName> parse_expert_name(std::string_view name) {
   std::string_view rest = name;
@@ -109,7 +111,8 @@ std::optional<ExpertName> parse_expert_name(std::string_view name) {
 }
 
 std::string expert_name(const ExpertName& expert) {
-  return fmt::format("layer_{}_expert_{}_mp_rank_00_model_states.pt", expert.layer, expert.expert);
+  return "layer_" + std::to_string(expert.layer) + "_expert_" + std::to_string(expert.expert) +
+         "_mp_rank_00_model_states.pt";
 }
 
 std::optional<GroupName> parse_group_name(std::string_view name) {

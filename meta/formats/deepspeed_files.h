@@ -25,6 +25,7 @@ struct StatesName {
   unsigned model_rank = 0;       // model parallel rank
 };
 std::optional<StatesName> parse_states_name(std::string_view name);
+std::string model_rank_name(unsigned model_rank);  // "mp_rank_01"
 
 // "layer_03-model_states.pt" gives 3: one layer of a pipeline.
 std::optional<unsigned> parse_layer_name(std::string_view name);

@@ -1,13 +1,12 @@
 #include "meta/formats/tensor_parallel.h"
 
-#include <fmt/format.h>
-
 #include <cerrno>
 #include <string_view>
 #include <utility>
 
 #include "meta/formats/assembly.h"
 #include "meta/formats/box.h"
+#include "meta/formats/deepspeed_files.h"
 #include "meta/formats/name_parts.h"
 #include "meta/formats/pickle_access.h"
 
@@ -175,7 +174,7 @@ void keep_apart(const TensorCuts& cuts, const std::vector<size_t>& begins, MapBu
   for (size_t rank = 0; rank < begins.size(); ++rank) {
     const size_t end = rank + 1 < begins.size() ? begins[rank + 1] : parameters.size();
     for (size_t at = begins[rank]; at < end; ++at) {
-      parameters[at].name = fmt::format("mp_rank_{:02}/{}", rank, parameters[at].name);
+      parameters[at].name = model_rank_name(static_cast<unsigned>(rank)) + "/" + parameters[at].name;
       parameters[at].kind = Parameter::Kind::other;
     }
   }

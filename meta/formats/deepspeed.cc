@@ -131,7 +131,7 @@ class ModelRank {
       is_pipeline_ = module && module->is_none();
       if (experts_.any() && (is_pipeline_ || model_world_ != 1))
         return builder_.give_up(first, "experts of a model that is spread itself are not read");
-      if (model_world_ != 1 && !is_pipeline_) cuts_ = cuts_of(root.find("universal_checkpoint_info"), builder_);
+      if (model_world_ != 1 && !is_pipeline_ && number_ == 0) cuts_ = cuts_of(root.find("universal_checkpoint_info"), builder_);
       const auto optimizer = root.find("optimizer");  // with ZeRO it is None here, and has files of its own
       is_undivided_ = optimizer && !optimizer->is_none();
       if (is_undivided_ && (is_pipeline_ || experts_.any() || model_world_ != 1))

@@ -36,14 +36,15 @@ std::optional<Shape> shape_in(const Pickle::Value& value) {
 }  // namespace
 
 void PipelineLayers::read_stage(DeepSpeedParts& parts, const std::vector<std::string>& buffers) {
-  Names trained;
+  Trained trained;
   std::set<unsigned> layers;
   for (const ParameterGroup& group : parts.groups) {
     for (const Member& member : group.members) {
       if (const auto layer = layer_of(member.name)) {
         layers.insert(*layer);
-        trained.emplace(member.name, member.shape);
+        trained.emplace(member.name, &member);
       } else if (auto tied = tied_name(member.name)) {
+        if (!step_.builder.has_room_for(member)) return;
         tied_[tied->first].emplace(std::move(tied->second), member.shape);
       } else {
         return step_.builder.give_up(std::nullopt, member.name + " is of no layer of a pipeline");
@@ -57,8 +58,8 @@ void PipelineLayers::read_stage(DeepSpeedParts& parts, const std::vector<std::st
   for (const unsigned layer : layers) read_layer(layer, trained, names, parts);
 }
 
-void PipelineLayers::read_layer(unsigned layer, const Names& trained, const std::set<std::string, std::less<>>& buffers,
-                                DeepSpeedParts& parts) {
+void PipelineLayers::read_layer(unsigned layer, const Trained& trained,
+                                const std::set<std::string, std::less<>>& buffers, DeepSpeedParts& parts) {
   const auto found = step_.found.layers.find(layer);
   if (found == step_.found.layers.end())
     return step_.lacks(layer_name(layer), "layer " + std::to_string(layer) + " has no " + layer_name(layer));
@@ -80,7 +81,7 @@ void PipelineLayers::read_layer(unsigned layer, const Names& trained, const std:
       if (!tensor || !seen.insert(name).second) continue;
       if (known == trained.end()) {
         if (!step_.builder.add_whole(name, Parameter::Kind::buffer, *std::move(tensor))) return;
-      } else if (tensor->shape != known->second) {
+      } else if (tensor->shape != known->second->shape) {
         return step_.builder.problem(index, name + " has another shape than its optimizer knows");
       } else if (step_.builder.has_room(*tensor)) {
         parts.compute.emplace(name, *std::move(tensor));
@@ -88,7 +89,8 @@ void PipelineLayers::read_layer(unsigned layer, const Names& trained, const std:
     }
     const std::string prefix = std::to_string(layer) + ".";
     for (auto at = trained.lower_bound(prefix); at != trained.end() && at->first.starts_with(prefix); ++at) {
-      if (!seen.contains(at->first)) step_.builder.problem(index, "it has no " + at->first.substr(prefix.size()));
+      if (!seen.contains(at->first))
+        step_.builder.problem(index, "it has no " + std::string(at->first.substr(prefix.size())));
     }
   });
 }

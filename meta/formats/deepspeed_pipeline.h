@@ -29,8 +29,9 @@ class PipelineLayers {
 
  private:
   using Names = std::map<std::string, Shape, std::less<>>;
+  using Trained = std::map<std::string_view, const Member*>;
 
-  void read_layer(unsigned layer, const Names& trained, const std::set<std::string, std::less<>>& buffers,
+  void read_layer(unsigned layer, const Trained& trained, const std::set<std::string, std::less<>>& buffers,
                   DeepSpeedParts& parts);
   std::vector<std::string_view> tied_in(uint32_t file);
 

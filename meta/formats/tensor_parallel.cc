@@ -79,6 +79,7 @@ std::optional<Tensor> joined_tensor(const std::vector<const Tensor*>& parts, siz
   std::vector<PlacedBox> boxes;
   for (const Tensor* const part : parts) {
     if (!fits(*part, *parts.front(), dimension)) return std::nullopt;
+    if (part->shape[dimension] > kMostElements - shape[dimension]) return std::nullopt;
     Box box{Shape(shape.size(), 0), part->shape};
     box.offsets[dimension] = shape[dimension];
     shape[dimension] += part->shape[dimension];

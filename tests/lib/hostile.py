@@ -434,6 +434,43 @@ def make_endless_step(folder, links):
         os.link(first, f"{folder}/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
 
 
+def make_spread_steps(folder):
+    """Makes steps of models that are spread over ranks, with as many names and ranks as their readers take."""
+    os.makedirs(folder)
+    experts = {f"moe.deepspeed_moe.experts.deepspeed_experts.0.{'w' * 400}{at}": (1,) for at in range(10_000)}
+    common = {"module": {}, "optimizer": None, "dp_world_size": 1}
+    make_spread_step(f"{folder}/global_step1", "mp_rank_00", 1, common | {
+        "num_experts": [65_535], "dp_world_size": 3000, "param_shapes": [experts]}, {"partition_count": [1]}, 3000)
+    layers = {f"0.{'w' * 400}{at}": (1,) for at in range(30_000)} | {
+        f"tied_modules.{at % 64}.{'w' * 400}{at}": (1,) for at in range(10_000)}
+    make_spread_step(f"{folder}/global_step2", "mp_rank_00", 1, common | {
+        "module": None, "mp_world_size": 1, "param_shapes": [layers]}, {"partition_count": [1]}, 1)
+    torch_file(f"{folder}/global_step2/layer_00-model_states.pt", {"w" * 400 + str(at): 0 for at in range(30_000)})
+    for layer in range(1, 1000):
+        os.link(f"{folder}/global_step2/layer_00-model_states.pt",
+                f"{folder}/global_step2/layer_{layer:02}-model_states.pt")
+    cut = [f"^{'w' * 400}{at}$" for at in range(10_000)]
+    make_spread_step(f"{folder}/global_step3", "mp_rank_{:02}", 256, common | {
+        "mp_world_size": 256, "param_shapes": [{name[1:-1]: (1,) for name in cut}],
+        "universal_checkpoint_info": {"parameter_with_row_parallelism_patterns": cut}}, {"partition_count": [1]}, 1)
+
+
+def make_spread_step(step, rank, model_ranks, model, states, ranks):
+    os.makedirs(step)
+    masters = [None] * len(model["param_shapes"])
+    files = [(f"{step}/{rank}_model_states.pt", model)]
+    for number in range(ranks):
+        files.append((f"{step}/zero_pp_rank_{number}_{rank}_optim_states.pt", {
+            "optimizer_state_dict": states | {"zero_stage": 1, "single_partition_of_fp32_groups": masters}}))
+    for path, content in files[:2]:
+        torch_file(path.format(0), content)
+    for path, _ in files[2:]:
+        os.link(files[1][0].format(0), path.format(0))
+    for path, _ in files:
+        for model_rank in range(1, model_ranks):
+            os.link(path.format(0), path.format(model_rank))
+
+
 # --- the daemon's memory for open files
 
 

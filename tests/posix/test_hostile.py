@@ -185,6 +185,17 @@ def many_readings_at_once(mount):
     true(grown < 160, f"lists of 16 series took {grown} MiB")
 
 
+def spread_models_are_bounded(mount):
+    """Names of experts, layers and tensor parallel ranks count for what a map may take."""
+    in_child(lambda: hostile.make_spread_steps("attacker/spread"), uid=attacker.ATTACKER, folder=mount.path)
+    before = peak_memory(mount)
+    rows = json.loads(run(CKPTFS, "ls", "--json", mount.path / "attacker/spread", timeout=60).stdout)["steps"]
+    grown = peak_memory(mount) - before
+    print(f"      {grown} MiB more for spread models")
+    true(not any(row["state"] == "complete" for row in rows), f"complete: {rows}")
+    true(grown < 160, f"spread models took {grown} MiB")
+
+
 def what_users_hold_is_bounded(mount):
     before = peak_memory(mount)
     for hold in (hostile.holds_lists_of_names, hostile.holds_versions_of_a_view):
@@ -202,6 +213,7 @@ def test_memory_is_bounded(disk, work):
     store = Store(disk / "bounded")
     with mounted(store, work / "mnt-bounded") as mount:
         attacker.make_ground(mount.path)
+        spread_models_are_bounded(mount)
         many_readings_at_once(mount)
         what_users_hold_is_bounded(mount)
     store.fsck()

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import pathlib
+import re
 import shutil
 import struct
 
@@ -37,6 +38,8 @@ class Layout:
     lacks: str = ""  # why it has none, if it has tensors
     # states that are in the step and not in its view: the optimizer has numbers for names, or it is not read
     unread: tuple = ()
+    refused: str = ""  # why it is not thinned
+    stays: tuple = ()  # beside the model, when it is thinned: nothing tells that they are for a resume alone
     torn: tuple = ()  # files that were never whole: two ranks wrote them at once, and a resume does without them
 
 
@@ -67,11 +70,11 @@ LAYOUTS = {
     "ds_stage0_fp32": Layout(),
     "ds_z3_exclude_frozen": Layout(model=False, lacks="without the frozen parameters"),
     "fsdp1_sharded_pickles": Layout(None),
-    "lightning_fsdp": Layout(),
+    "lightning_fsdp": Layout(stays=("meta.pt",)),
     "megatron_legacy_tp2": Layout(None),
-    "megatron_tp2": Layout(),
-    "olmo_core": Layout(),
-    "verl_fsdp": Layout(),
+    "megatron_tp2": Layout(refused="Megatron"),
+    "olmo_core": Layout(stays=("rank0.pt", "rank1.pt")),
+    "verl_fsdp": Layout(refused="beside"),
 }
 
 
@@ -180,6 +183,26 @@ def test_what_lacks_a_part_is_not_complete(unpacked, folder, name):
         shutil.copytree(source, step)
         act(step / path)
         true(state_of(step) != "complete", f"{name} is complete, and {path} is {what}")
+
+
+@pytest.mark.parametrize("name", [name for name, layout in LAYOUTS.items() if layout.state == "complete" and layout.model])
+def test_what_stays_of_a_thinned_step(unpacked, folder, shared, name):
+    """The model as its view had it, and nothing that only a resume needs; or a refusal in words."""
+    wanted, source = LAYOUTS[name], step_of(unpacked / name)
+    step, newer = folder / source.name, folder / re.sub(r"\d+", lambda digits: str(int(digits[0]) + 1), source.name)
+    for copy in (step, newer):  # the newest is never thinned
+        shutil.copytree(source, copy)
+        wait_until(f"{copy.name} is complete", lambda copy=copy: state_of(copy) == "complete")
+    before = read(shared.path / "views" / step.relative_to(shared.path) / "model.safetensors")
+    done = ckptfs("thin", step)
+    if wanted.refused:
+        status_is(done, 1, wanted.refused)
+        return
+    status_is(done, 0)
+    equal(state_of(step), "weights", f"{name}: state")
+    true(read(step / "model.safetensors") == before, f"{name}: the thinned step's model is another")
+    left = [path.name for path in step.rglob("*") if path.is_file() and path.suffix not in (".json", ".txt", ".jinja")]
+    equal(sorted(left), sorted(["model.safetensors", *wanted.stays]), f"{name}: files of the thinned step")
 
 
 def test_an_adapter_stays_one(folder, shared):

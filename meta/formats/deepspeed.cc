@@ -90,7 +90,6 @@ class ModelRank {
 
   int64_t model_world() const { return model_world_; }
   bool is_pipeline() const { return is_pipeline_; }
-  bool has_experts() const { return experts_.any(); }
   bool has_swapped() const {
     return std::ranges::any_of(ranks_,
                                [](const RankFiles& rank) { return !rank.swapped.empty() || !rank.params.empty(); });
@@ -131,7 +130,8 @@ class ModelRank {
       is_pipeline_ = module && module->is_none();
       if (experts_.any() && (is_pipeline_ || model_world_ != 1))
         return builder_.give_up(first, "experts of a model that is spread itself are not read");
-      if (model_world_ != 1 && !is_pipeline_ && number_ == 0) cuts_ = cuts_of(root.find("universal_checkpoint_info"), builder_);
+      if (model_world_ != 1 && !is_pipeline_ && number_ == 0)
+        cuts_ = cuts_of(root.find("universal_checkpoint_info"), builder_);
       const auto optimizer = root.find("optimizer");  // with ZeRO it is None here, and has files of its own
       is_undivided_ = optimizer && !optimizer->is_none();
       if (is_undivided_ && (is_pipeline_ || experts_.any() || model_world_ != 1))

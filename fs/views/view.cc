@@ -333,10 +333,11 @@ Dtype View::compute_type(const std::vector<Weight>& weights) const {
 }
 
 // The type of a weight in the model of this type. A model in bf16 may keep some of its tensors in fp32 (a router's
-// bias, say), and they stay so in the model of the type that it computes in.
+// bias, say), and they stay so in the model of the type that it computes in. In fp32 nothing is lost.
 Dtype View::type_in(const Weight& weight, Dtype model) const {
-  const bool kept = model == computes_in_ && is_castable(weight.own);
-  return is_castable(weight.tensor->dtype) ? (kept ? weight.own : model) : weight.tensor->dtype;
+  if (!is_castable(weight.tensor->dtype)) return weight.tensor->dtype;
+  const bool kept = model == computes_in_ && model != Dtype::float32 && is_castable(weight.own);
+  return kept ? weight.own : model;
 }
 
 void View::add_model(const std::string& type, Dtype dtype, const std::vector<Weight>& weights) {

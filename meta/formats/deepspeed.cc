@@ -95,10 +95,10 @@ class ModelRank {
                                [](const RankFiles& rank) { return !rank.swapped.empty() || !rank.params.empty(); });
   }
   bool has_nothing() const { return parts_.groups.empty() && parts_.frozen.empty(); }
-  // Is it of the same run, as far as it tells?
+  // Is it of the same save, as far as it tells?
   bool is_like(const ModelRank& other) const {
     return model_world_ == other.model_world_ && is_pipeline_ == other.is_pipeline_ &&
-           ranks_.size() == other.ranks_.size();
+           ranks_.size() == other.ranks_.size() && global_steps_ == other.global_steps_;
   }
   const TensorCuts& cuts() const { return cuts_; }
 
@@ -120,6 +120,7 @@ class ModelRank {
       const Value root = file.root();
       read_config(root.find("ds_config"));
       model_world_ = number_of(root.find("mp_world_size")).value_or(1);
+      global_steps_ = number_of(root.find("global_steps"));
       for (const char* const experts : {"ds_autoep_layers", "autoep_layers"}) {
         const auto layers = root.find(experts);
         if (layers && !layers->is_none())
@@ -144,7 +145,7 @@ class ModelRank {
       read_frozen_shapes(*first, frozen);
       read_fragments(*first, 0, file);
       read_buffers(*first, file);
-      read_tied(root.find("shared_params"));
+      if (number_ == 0 || is_pipeline_) read_tied(root.find("shared_params"));
       if (found_.common_model) read_compute(*first, file);
       read = true;
     });
@@ -519,6 +520,7 @@ class ModelRank {
   TensorCuts cuts_;
   std::vector<std::string> buffers_;  // names, of a pipeline's stage
   int64_t model_world_ = 1;
+  std::optional<int64_t> global_steps_;
   uint64_t smallest_swapped_ = kSmallestSwapped;
   bool swaps_ = false;  // the optimizer is on NVMe
   bool is_pipeline_ = false;
@@ -575,7 +577,7 @@ class Reader {
       if (!read_rank(number)) {
         ranks_.back().lacks_all(told);
       } else if (!ranks_.back().is_like(told)) {
-        builder_.give_up(std::nullopt, "its model parallel ranks are not of one run");
+        builder_.give_up(std::nullopt, "its model parallel ranks are not of one save");
       }
     }
     if (told.is_pipeline() && !builder_.is_given_up()) layers_.read_tied();

@@ -95,7 +95,7 @@ std::optional<Tensor> joined_tensor(const std::vector<const Tensor*>& parts, siz
 std::optional<Parameter> joined(const std::vector<const Parameter*>& parts, const TensorCuts& cuts,
                                 MapBuilder& builder) {
   Parameter whole{parts.front()->name, parts.front()->kind, std::nullopt, {}};
-  if (cuts.replicated.contains(whole.name)) {
+  if (cuts.replicated.contains(whole.name) || whole.kind == Parameter::Kind::buffer) {
     whole.states = parts.front()->states;
     return whole;
   }
@@ -109,8 +109,9 @@ std::optional<Parameter> joined(const std::vector<const Parameter*>& parts, cons
       tensors.push_back(&found->second);
     }
     auto tensor = joined_tensor(tensors, dimension, builder);
-    if (!tensor || (told != cuts.shapes.end() && tensor->shape != told->second)) return std::nullopt;
-    if (cuts.of_vocabulary.contains(whole.name) && tensor->shape.front() != cuts.vocabulary) return std::nullopt;
+    const bool of_vocabulary = cuts.of_vocabulary.contains(whole.name);
+    if (!tensor || (told == cuts.shapes.end() ? !of_vocabulary : tensor->shape != told->second)) return std::nullopt;
+    if (of_vocabulary && tensor->shape.front() != cuts.vocabulary) return std::nullopt;
     whole.states.emplace(state, *std::move(tensor));
   }
   return whole;

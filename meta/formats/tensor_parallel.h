@@ -1,7 +1,8 @@
 // Joins what DeepSpeed's tensor parallel ranks (AutoTP) have of each parameter. model_states.pt tells how a model is
 // cut: by patterns of names, each of one name, for tensors that are cut along dimension 1, and for those that each rank
-// has in whole. All others are cut along dimension 0.
-// Source: deepspeed/checkpoint/constants.py, module_inject/layers.py (UNIVERSAL_CHECKPOINT_INFO)
+// has in whole, as it has buffers. All others are cut along dimension 0. The shape of a whole one must be told, too:
+// older versions do not tell it, and their tensors are left out. Source: deepspeed/checkpoint/constants.py,
+// module_inject/layers.py (UNIVERSAL_CHECKPOINT_INFO)
 //
 // Thread safety: one thread at a time.
 #pragma once
@@ -23,7 +24,7 @@ namespace ckptfs::meta::formats {
 struct TensorCuts {
   std::set<std::string, std::less<>> along_columns;       // along dimension 1
   std::set<std::string, std::less<>> replicated;          // whole in each rank
-  std::map<std::string, Shape, std::less<>> shapes = {};  // of whole tensors, as far as they are told
+  std::map<std::string, Shape, std::less<>> shapes = {};  // of whole tensors that are cut; not of the vocabulary's
   std::set<std::string, std::less<>> of_vocabulary;       // may be padded in dimension 0
   uint64_t vocabulary = 0;                                // without padding
   std::string unread;                                     // why they cannot be joined; empty: they can

@@ -349,6 +349,15 @@ TEST(Completeness, OfAModelThatIsSpread) {
   }
 }
 
+TEST(Completeness, ModelParallelRanksOfTwoSaves) {
+  Contents step = spread("tensor_parallel");
+  std::string& other = step.at("zero_pp_rank_0_mp_rank_01_model_states.pt");
+  const size_t at = other.find('K', other.find("global_steps"));
+  ASSERT_LT(at, other.size() - 1);
+  ++other[at + 1];
+  EXPECT_NE(judge(step).completeness, Completeness::complete);
+}
+
 // A power loss leaves unsynced files like this: their names are there, and a part of their content.
 TEST(Completeness, WhatOfATrainersIsCutShortOrEmpty) {
   const Contents whole = trainer();

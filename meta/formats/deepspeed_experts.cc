@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "meta/formats/name_parts.h"
 #include "meta/formats/pickle_access.h"
@@ -47,18 +48,26 @@ std::map<std::string_view, uint64_t> experts_in(const ParameterGroup& group) {
 
 void Experts::expect(const std::optional<Pickle::Value>& counts) {
   int64_t all = 0;
-  for (unsigned layer = 0; counts && layer < counts->size(); ++layer) {
+  std::vector<unsigned> of_layers;
+  for (size_t layer = 0; counts && layer < counts->size(); ++layer) {
     const auto count = (*counts)[layer].integer();
-    if (!count || *count < 0 || *count > kMostExperts - all)
+    if (!count || *count <= 0 || *count > kMostExperts - all)
       return step_.builder.give_up(std::nullopt, "its numbers of experts cannot be read");
     all += *count;
-    for (unsigned expert = 0; expert < static_cast<uint64_t>(*count); ++expert) {
+    of_layers.push_back(static_cast<unsigned>(*count));
+  }
+  any_ = !of_layers.empty();
+  for (unsigned layer = 0; layer < of_layers.size(); ++layer) {
+    for (unsigned expert = 0; expert < of_layers[layer]; ++expert) {
       const ExpertName name{layer, expert};
-      any_ = true;
       if (!step_.found.experts.contains(name))
         step_.lacks(expert_name(name), "it has experts, and " + step_.folder + expert_name(name) + " is not there");
     }
   }
+  const size_t others = std::erase_if(step_.found.experts, [&](const auto& found) {
+    return found.first.layer >= of_layers.size() || found.first.expert >= of_layers[found.first.layer];
+  });
+  if (others > 0) step_.builder.left_out(std::nullopt, "files of more experts than it has lie here, of another save");
 }
 
 void Experts::spread(DeepSpeedParts& parts, const std::optional<Pickle::Value>& partitions, uint64_t ranks,

@@ -349,6 +349,18 @@ TEST(Completeness, OfAModelThatIsSpread) {
   }
 }
 
+// What an older save with more experts has left is no part of the model.
+TEST(Completeness, ExpertsThatAStepDoesNotHave) {
+  Contents step = spread("experts");
+  step["layer_0_expert_1_mp_rank_00_model_states.pt"] = step.at("layer_0_expert_0_mp_rank_00_model_states.pt");
+  StepInMemory files;
+  for (const auto& [path, content] : step) files.add(path, content);
+  const TensorMap map = read_checkpoint(files);
+  ASSERT_EQ(map.problems.size(), 1U);
+  EXPECT_EQ(map.problems.front().kind, Problem::Kind::left_out) << map.problems.front().reason;
+  EXPECT_EQ(map.parameters.size(), 2U);
+}
+
 TEST(Completeness, ModelParallelRanksOfTwoSaves) {
   Contents step = spread("tensor_parallel");
   std::string& other = step.at("zero_pp_rank_0_mp_rank_01_model_states.pt");

@@ -1,6 +1,8 @@
 #include "meta/formats/deepspeed_experts.h"
 
 #include <algorithm>
+#include <functional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -32,14 +34,22 @@ std::optional<ExpertParameter> parse(std::string_view name) {
   return ExpertParameter{name.substr(0, end), *expert, rest};
 }
 
-// How many experts each layer has in the group; nothing: it is of no experts.
-std::map<std::string_view, uint64_t> experts_in(const ParameterGroup& group) {
-  std::map<std::string_view, uint64_t> counts;
-  for (const Member& member : group.members) {
-    const auto parameter = parse(member.name);
-    if (!parameter) return {};
-    uint64_t& count = counts[parameter->layer];
-    count = std::max(count, parameter->expert + 1);
+bool is_of_experts(const ParameterGroup& group) {
+  return !group.members.empty() &&
+         std::ranges::all_of(group.members, [](const Member& member) { return parse(member.name).has_value(); });
+}
+
+// How many experts a rank has of each layer. They may be in several groups, since DeepSpeed splits large ones.
+std::map<std::string, uint64_t, std::less<>> experts_of_rank(const DeepSpeedParts& parts) {
+  std::map<std::string, uint64_t, std::less<>> counts;
+  for (const ParameterGroup& group : parts.groups) {
+    for (const Member& member : group.members) {
+      const auto parameter = parse(member.name);
+      if (!parameter) continue;
+      auto found = counts.find(parameter->layer);
+      if (found == counts.end()) found = counts.emplace(parameter->layer, 0).first;
+      found->second = std::max(found->second, parameter->expert + 1);
+    }
   }
   return counts;
 }
@@ -73,9 +83,9 @@ void Experts::expect(const std::optional<Pickle::Value>& counts) {
 void Experts::spread(DeepSpeedParts& parts, const std::optional<Pickle::Value>& partitions, uint64_t ranks,
                      bool data_first) {
   data_first_ = data_first;
+  const auto of_rank = experts_of_rank(parts);
   for (size_t at = 0, end = parts.groups.size(); at < end; ++at) {
-    const auto of_rank = experts_in(parts.groups[at]);
-    if (of_rank.empty()) continue;
+    if (!is_of_experts(parts.groups[at])) continue;
     const auto holders = partitions && at < partitions->size() ? (*partitions)[at].integer() : std::nullopt;
     if (!holders || *holders <= 0 || ranks % static_cast<uint64_t>(*holders) != 0)
       return step_.builder.give_up(std::nullopt, "over how many ranks its experts are spread cannot be told");
@@ -87,7 +97,7 @@ void Experts::spread(DeepSpeedParts& parts, const std::optional<Pickle::Value>& 
       group.holders = parted;
       for (const Member& member : parts.groups[at].members) {
         const ExpertParameter parameter = *parse(member.name);
-        const uint64_t number = other * of_rank.at(parameter.layer) + parameter.expert;
+        const uint64_t number = other * of_rank.find(parameter.layer)->second + parameter.expert;
         Member own = member;
         own.name = std::string(parameter.layer) + std::to_string(number) + std::string(parameter.rest);
         if (!step_.builder.has_room_for(own)) return;
@@ -132,7 +142,8 @@ void Experts::read(DeepSpeedParts& parts) {
   Trained trained;
   for (const ParameterGroup& group : parts.groups) {
     for (const Member& member : group.members) {
-      if (parse(member.name)) trained.emplace(member.name, &member);
+      const bool doubled = parse(member.name) && !trained.emplace(member.name, &member).second;
+      if (doubled) return step_.builder.give_up(std::nullopt, "two ranks have " + member.name);
     }
   }
   for (const auto& [expert, index] : step_.found.experts) read_file(index, expert.expert, trained, parts);

@@ -62,6 +62,7 @@ LAYOUTS = {
     "ds_moe_ep2": Layout(),
     "ds_moe_ep2_dp4": Layout(),
     "ds_moe_ep2_dp4_data_first": Layout(),
+    "ds_moe_ep2_split_groups": Layout(),
     "ds_moe_ep2_dp4_experts_lost": Layout("incomplete", model=False, lacks="experts"),
     "ds_pipe_pp1": Layout(),
     "ds_pipe_pp2": Layout(),

@@ -89,6 +89,7 @@ class ModelRank {
   }
 
   int64_t model_world() const { return model_world_; }
+  size_t ranks() const { return ranks_.size(); }
   bool is_pipeline() const { return is_pipeline_; }
   bool has_swapped() const {
     return std::ranges::any_of(ranks_,
@@ -602,9 +603,9 @@ class Reader {
 
   // False: it was given up.
   bool expect_model_ranks(const ModelRank& told) {
-    const uint64_t most = step_.is_share ? kMostModelRanks : builder_.files().list().size();
+    const uint64_t most = kMostRanks / std::max<size_t>(told.ranks(), 1);
     const auto world = static_cast<uint64_t>(told.model_world());
-    if (told.model_world() <= 0 || world > most) {
+    if (told.model_world() <= 0 || world > kMostModelRanks || world > most) {
       builder_.give_up(std::nullopt, "it is of " + std::to_string(told.model_world()) + " model parallel ranks");
     } else if (step_.found.model_ranks.size() > world) {
       builder_.give_up(std::nullopt,

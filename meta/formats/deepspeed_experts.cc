@@ -85,8 +85,11 @@ void Experts::spread(DeepSpeedParts& parts, const std::optional<Pickle::Value>& 
   data_first_ = data_first;
   const auto of_rank = experts_of_rank(parts);
   for (size_t at = 0, end = parts.groups.size(); at < end; ++at) {
-    if (!is_of_experts(parts.groups[at])) continue;
     const auto holders = partitions && at < partitions->size() ? (*partitions)[at].integer() : std::nullopt;
+    if (!is_of_experts(parts.groups[at])) {
+      if (!holders || *holders == static_cast<int64_t>(ranks)) continue;
+      return step_.builder.give_up(std::nullopt, "not all ranks have a part of what is of no experts");
+    }
     if (!holders || *holders <= 0 || ranks % static_cast<uint64_t>(*holders) != 0)
       return step_.builder.give_up(std::nullopt, "over how many ranks its experts are spread cannot be told");
     const auto parted = static_cast<uint64_t>(*holders);

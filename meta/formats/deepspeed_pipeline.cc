@@ -121,6 +121,10 @@ void PipelineLayers::read_tied() {
   for (const auto& [layer, index] : step_.found.layers) {
     if (!taken_.contains(layer)) std::ranges::copy(tied_in(index), std::inserter(found, found.end()));
   }
+  const auto& layers = step_.found.layers;
+  if (!layers.empty() && layers.size() <= layers.rbegin()->first && !step_.is_share)
+    step_.builder.left_out(std::nullopt,
+                           "a layer has no file: it is a function, or its parameters are frozen and lost");
   for (const auto& [key, module] : tied_) {
     const std::string why = "no file of a layer has " + key + ", which layers share";
     if (found.contains(key)) continue;

@@ -142,7 +142,9 @@ bool is_checkpoint_file(const StepNames& names, std::string_view path) {
   if (names.manifests()) return false;
   const FileKind kind = kind_of(path);
   if (kind.role == FileRole::rank_pickle) return true;
-  if (names.deepspeed() && (kind.states || kind.role == FileRole::swap_file)) return true;
+  // The layers of pipelines and experts have files of their own, which DeepSpeed writes first.
+  const bool states = kind.states || kind.role == FileRole::other_states;
+  if (names.deepspeed() && (states || kind.role == FileRole::swap_file)) return true;
   if (names.has(FileRole::dcp_metadata) && is_dcp_description(kind.role)) return true;
   if (!names.trainer_state() && !names.accelerate()) return false;
   if (kind.role == FileRole::trainer_state || kind.role == FileRole::random_states) return true;

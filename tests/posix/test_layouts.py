@@ -66,7 +66,7 @@ LAYOUTS = {
     "ds_moe_ep2_dp4_experts_lost": Layout("incomplete", model=False, lacks="experts"),
     "ds_pipe_pp1": Layout(),
     "ds_pipe_pp2": Layout(),
-    "ds_pipe_pp2_dp2": Layout(),
+    "ds_pipe_pp2_dp2": Layout(model=False, lacks="it is a function"),
     "ds_stage0_bf16": Layout(),
     "ds_stage0_fp32": Layout(),
     "ds_z3_exclude_frozen": Layout(model=False, lacks="without the frozen parameters"),

@@ -27,6 +27,8 @@ TEST(StepNames, CheckpointFiles) {
   const StepNames deepspeed = names_in({"mp_rank_00_model_states.pt", "pytorch_model.bin", "trainer_state.json"});
   EXPECT_TRUE(is_checkpoint_file(deepspeed, "mp_rank_00_model_states.pt"));
   EXPECT_TRUE(is_checkpoint_file(deepspeed, "offloaded_tensors/rank00/0_6.tensor.swp"));
+  EXPECT_TRUE(is_checkpoint_file(deepspeed, "layer_03-model_states.pt"));
+  EXPECT_TRUE(is_checkpoint_file(deepspeed, "layer_0_expert_1_mp_rank_00_model_states.pt"));
   EXPECT_FALSE(is_checkpoint_file(deepspeed, "pytorch_model.bin")) << "zero_to_fp32.py writes it";
   const StepNames dcp = names_in({"__0_0.distcp", ".metadata"});
   EXPECT_FALSE(is_checkpoint_file(dcp, "__0_0.distcp")) << "it may be of more ranks than there are now";

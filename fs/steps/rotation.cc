@@ -262,8 +262,7 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
   TRY_ASSIGN(const bool durable, try_make_durable(series, status, judgement, "removed", findings));
   if (!durable) return success();
   std::vector<const StepStatus*> newest;
-  for (const auto holds : {&meta::StepFacts::is_complete, &meta::StepFacts::is_saved, &meta::StepFacts::is_resumable})
-    std::ranges::copy(status.newest(holds), std::back_inserter(newest));
+  for (const auto holds : meta::kNeverLost) std::ranges::copy(status.newest(holds), std::back_inserter(newest));
   for (const size_t at : going) {
     if (thread_.is_stopping()) return Error(ECANCELED);
     const StepStatus& step = status.steps[at];

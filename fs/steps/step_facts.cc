@@ -294,6 +294,8 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   known.lacks_meta = meta::formats::lacks_meta_of_lightning(names);
   known.ranks = ranks_of(files);
   known.saved_alone = status.record.source != 0 && is_swap_state_only(files);
+  TRY_ASSIGN(const auto entries, tree_.list(step));
+  known.swap_only = meta::checkpoint_kind(entries) == meta::kSwapStateOnly;
   if (status.record.sealed && !meta::formats::index_of(files.list(), meta::formats::kThinnedName)) {
     // Who seals a step says that it is whole. That makes no checkpoint of a model, from which no training resumes.
     const bool model = names.weights && names.model_alone && !names.tells_files() && !declared.whole && !is_declared;
@@ -381,7 +383,7 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
   status.facts.tag = tag;
   status.facts.written_again = status.ledger.is_written_again();
   status.facts.saved = status.ledger.is_saved_in(folder.parent);
-  status.facts.swap_only = known.saved_alone;
+  status.facts.swap_only = known.swap_only;
   status.facts.number = meta::number_of(tag, status.record);
   status.facts.completeness = completeness;
   if (meta::formats::is_whole(completeness)) status.completed = wall_time(known.completed);

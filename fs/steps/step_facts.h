@@ -144,6 +144,7 @@ class StepFactsFinder {
     bool probed = false;        // it is known whether a file is mapped for writing, where that matters
     bool may_be_model = false;  // and nothing but that
     bool saved_alone = false;   // by `save`, and nothing was added
+    bool swap_only = false;     // its kind: whoever made it, no training resumes from it alone
     bool mapped = false;        // for writing
     bool durable = false;       // synced since it was judged
     std::map<std::string, Result<std::optional<double>>> metrics;  // by name, as its files tell them, or cannot

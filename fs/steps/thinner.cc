@@ -127,7 +127,7 @@ Result<Thinner::Standing> Thinner::standing_of(meta::InodeNumber step) {
   const auto& own = protections[static_cast<size_t>(found - series.steps.begin())];
   if (!own.empty()) return Error(EBUSY, words_of(own.front()));
   Standing standing{record.parent, found->facts.tag, series.latest};
-  for (const auto holds : {&meta::StepFacts::is_complete, &meta::StepFacts::is_saved, &meta::StepFacts::is_resumable}) {
+  for (const auto holds : meta::kNeverLost) {
     for (const StepStatus* const one : series.newest(holds)) {
       if (one->facts.owner == found->facts.owner) standing.newest.emplace_back(one->facts.tag, one->inode);
     }

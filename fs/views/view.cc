@@ -5,7 +5,9 @@
 #include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "io/digest.h"
@@ -292,11 +294,13 @@ std::vector<View::Weight> View::weights() {
   const bool masters = std::any_of(parameters.begin(), parameters.end(),
                                    [](const Parameter& parameter) { return parameter.states.contains("fp32"); });
   std::vector<Weight> weights;
+  std::set<std::string_view> names;
   for (const Parameter& parameter : parameters) {
     if (parameter.kind == Parameter::Kind::other || parameter.kind == Parameter::Kind::resume) continue;
     const bool trained = masters && parameter.kind == Parameter::Kind::trained;
     const auto state = parameter.states.find(trained ? "fp32" : "param");
     if (state == parameter.states.end()) return lacks(parameter.name + " has no weights");
+    if (!names.insert(parameter.name).second) return lacks("it has two of " + parameter.name);
     const auto own = parameter.states.find("param");
     const bool told = own != parameter.states.end();
     weights.push_back({&parameter.name, &state->second,

@@ -1,15 +1,16 @@
 #include "meta/formats/deepspeed.h"
 
 #include <algorithm>
-#include <array>
 #include <deque>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "io/json.h"
 #include "meta/formats/deepspeed_compose.h"
 #include "meta/formats/deepspeed_experts.h"
 #include "meta/formats/deepspeed_files.h"
+#include "meta/formats/deepspeed_optimizer.h"
 #include "meta/formats/deepspeed_pipeline.h"
 #include "meta/formats/deepspeed_step.h"
 #include "meta/formats/map_builder.h"
@@ -22,9 +23,6 @@ namespace {
 
 using Value = Pickle::Value;
 
-constexpr size_t kMostStates = 16;  // in one group
-// Bytes; runtime/swap_tensor/optimizer_utils.py, MIN_AIO_BYTES
-constexpr uint64_t kSmallestSwapped = uint64_t{1} << 20;
 constexpr io::JsonBounds kIdsBounds{
     .bytes = uint64_t{16} << 20, .values = io::kAnyNumber, .text = uint64_t{64} << 10, .depth = 8};
 
@@ -60,7 +58,10 @@ class ModelRank {
     if (!read_first_model()) return false;
     if (builder_.is_given_up() || is_undivided_) return true;
     const auto goes_on = [this] { return !is_share_ || !builder_.is_given_up(); };
-    for (unsigned rank = 0; rank < ranks_.size() && goes_on(); ++rank) read_optimizer(rank);
+    for (unsigned rank = 0; rank < ranks_.size() && goes_on(); ++rank) {
+      const auto index = ranks_[rank].optimizer;
+      index ? optimizer_.read(rank, *index) : lacks_file(rank, "optim_states.pt");
+    }
     if (!builder_.is_given_up()) read_other_models();
     if (excludes_frozen_ && parts_.stage >= 2) builder_.left_out(first_model(), kExcludesFrozen);
     if (builder_.is_given_up()) return true;
@@ -127,7 +128,7 @@ class ModelRank {
         if (layers && !layers->is_none())
           return builder_.give_up(first, "experts that are spread over ranks are not read");
       }
-      experts_.expect(root.find("num_experts"));
+      experts_.expect(root.find("num_experts"), root.find("ds_config"));
       const auto module = root.find("module");  // a pipeline's is None, and lies in a file of each layer
       is_pipeline_ = module && module->is_none();
       if (experts_.any() && (is_pipeline_ || model_world_ != 1))
@@ -159,7 +160,7 @@ class ModelRank {
     if (std::ranges::any_of(ranks_, has_optimizer)) return builder_.give_up(index, "its optimizer is there twice");
     read_buffers(index, file);
     std::set<std::string, std::less<>> buffers;
-    for (const Parameter& buffer : builder_.map().parameters) buffers.insert(buffer.name);
+    for (const Parameter& buffer : own_parameters()) buffers.insert(buffer.name);
     const auto module = file.root().find("module");
     for (size_t at = 0; module && at < module->pairs(); ++at) {
       const auto [key, value] = module->pair(at);
@@ -214,7 +215,7 @@ class ModelRank {
       group.holders = ranks_.size();
       parts_.groups.push_back(std::move(group));
     }
-    told_groups_ = parts_.groups.size();
+    parts_.told_groups = parts_.groups.size();
   }
 
   void read_frozen_shapes(uint32_t file, const std::optional<Value>& shapes) {
@@ -327,7 +328,7 @@ class ModelRank {
     for (const Tied& tied : builder_.map().tied) known.insert(tied.name);
     const auto module = file.root().find("module");
     std::set<std::string, std::less<>> buffers;
-    for (const Parameter& buffer : builder_.map().parameters) buffers.insert(buffer.name);
+    for (const Parameter& buffer : own_parameters()) buffers.insert(buffer.name);
     for (size_t at = 0; module && at < module->pairs(); ++at) {
       const auto name = short_text(module->pair(at).first);
       if (!name || buffers.contains(*name) || !known.insert(*name).second) continue;
@@ -344,167 +345,13 @@ class ModelRank {
     builder_.map().computes_in = enabled("bf16") || enabled("bfloat16") ? Dtype::bfloat16
                                  : enabled("fp16")                      ? Dtype::float16
                                                                         : Dtype::float32;
-    const auto device = find(find(find(config, "zero_optimization"), "offload_optimizer"), "device");
-    swaps_ = device && device->text() == "nvme";
     const auto local = find(find(config, "checkpoint"), "use_node_local_storage");
     step_.node_local = local && local->boolean() == true;
-    const auto data_first = find(config, "use_data_before_expert_parallelism");
-    experts_data_first_ = data_first && data_first->boolean() == true;
-    const auto block = number_of(find(find(config, "aio"), "block_size"));
-    if (block && *block > 0) smallest_swapped_ = std::max(smallest_swapped_, static_cast<uint64_t>(*block));
+    optimizer_.read_config(config);
   }
 
-  void read_optimizer(unsigned number) {
-    const auto index = ranks_[number].optimizer;
-    if (!index) return lacks_file(number, "optim_states.pt");
-    builder_.with_file(*index, [&](TorchFile& file) {
-      const auto state = file.root().find("optimizer_state_dict");
-      // BF16_Optimizer (GPT-NeoX) lays its parameters as stage 1 does, and tells no stage.
-      const bool bf16 = !find(state, "zero_stage") && find(state, "single_partition_of_fp32_groups");
-      const auto stage = bf16 ? std::optional<int64_t>(1) : number_of(find(state, "zero_stage"));
-      if (!stage || *stage < 1 || *stage > 3) return builder_.problem(*index, "it is of no stage of ZeRO from 1 to 3");
-      const auto partitions = largest_of(find(state, "partition_count"));
-      if (find(state, "ds_zero_partition_groups")) {
-        return builder_.give_up(*index, "experts that are spread over ranks are not read");
-      }
-      if (parts_.stage != 0 && parts_.stage != static_cast<unsigned>(*stage))
-        return builder_.give_up(*index, "its stage is not rank 0's");
-      if (partitions && *partitions != static_cast<int64_t>(ranks_.size())) {
-        return builder_.give_up(*index, "it is one of " + std::to_string(*partitions) + " ranks, and there are " +
-                                            std::to_string(ranks_.size()));
-      }
-      parts_.stage = static_cast<unsigned>(*stage);
-      if (parts_.stage == 3) {
-        read_sub_groups(*index, number, file, *state);
-      } else {
-        read_partitions(*index, number, file, *state);
-      }
-    });
-  }
-
-  // In stages 1 and 2 the parts of all ranks have to be known for that.
-  void check_length(const ParameterGroup& group, const std::string& state, const Flat& flat) {
-    const bool fits = parts_.stage != 3 || flat.elements() == group.part;
-    if (!fits) builder_.problem(flat.piece.file, state + " has not the length of its parameters");
-  }
-
-  // Notes where a rank's part of the state lies. `place`: among the group's holders.
-  void keep(ParameterGroup& group, const std::string& state, size_t place, const Flat& flat) {
-    if (is_share_) return check_length(group, state, flat);
-    Flats& flats = group.states[state];
-    if (flats.empty() && !builder_.has_room(group.holders * sizeof(Flats::value_type))) return;
-    if (group.states.size() > kMostStates) return builder_.give_up(std::nullopt, "it has too many states");
-    flats.resize(group.holders);
-    flats[place] = flat;
-  }
-
-  // Reads the groups of stage 3.
-  void read_sub_groups(uint32_t index, unsigned number, TorchFile& file, const Value& state) {
-    const auto masters = state.find("fp32_flat_groups");
-    const auto states = by_number(find(state.find("optimizer_state_dict"), "state"), told_groups_);
-    if (!masters || masters->size() != told_groups_) {
-      return builder_.problem(index, "it has not the groups that param_shapes of rank 0 has");
-    }
-    const SwappedStates swapped = swapped_states(ranks_[number]);
-    for (size_t at = 0; at < told_groups_ && !builder_.is_given_up(); ++at) {
-      ParameterGroup& group = parts_.groups[at];
-      const Value master = (*masters)[at];
-      const auto name = group_name(master);
-      if (name && !group.name) group.name = parse_group_name(*name + ".tensor.swp");
-      const auto files = name ? swapped.find(*name) : swapped.end();
-      const bool on_disk = files != swapped.end() && std::ranges::any_of(files->second, is_master);
-      if (on_disk) {
-        read_swapped(number, group, files->second);
-        expect_swapped(index, number, *name, states[at]);
-      } else if (swaps_ && group.part * size_of(Dtype::float32) >= smallest_swapped_) {
-        // The tensor in optim_states.pt may be a recycled buffer.
-        builder_.missing(index, "the swap file " + name.value_or("of a group") + ".tensor.swp is not there");
-      } else {
-        const auto flat = builder_.flat_of(index, file, master, "fp32_flat_groups");
-        if (flat) keep(group, kMaster, number, *flat);
-        if (flat) read_states(index, number, file, group, *flat, states[at]);
-      }
-    }
-  }
-
-  // Returns "0_6", the ds_ids of the group's first and last parameter. DeepSpeed sets this attribute on the tensor.
-  static std::optional<std::string> group_name(const Value& master) {
-    const auto tensor = TorchFile::tensor(master);
-    if (!tensor || !tensor.value()) return std::nullopt;
-    const auto text = short_text(field(tensor.value()->attributes, "ds_id"));
-    return text ? std::optional(std::string(*text)) : std::nullopt;
-  }
-
-  static bool is_master(const SwappedState& swapped) { return swapped.state == kMaster; }
-
-  void read_swapped(unsigned number, ParameterGroup& group, const std::vector<SwappedState>& swapped) {
-    const uint64_t size = group.part * size_of(Dtype::float32);
-    for (const auto& [state, index] : swapped) {
-      if (files_.list()[index].size < size) {
-        builder_.missing(index, "it has fewer than the " + std::to_string(size) + " bytes of its parameters");
-        continue;
-      }
-      keep(group, state, number, Flat{{index, 0, size}, Dtype::float32});
-    }
-  }
-
-  // Adam's moments must be swapped like the weights, if optim_states.pt names them or any other group has swapped them.
-  void expect_swapped(uint32_t index, unsigned number, const std::string& name, const std::optional<Value>& kept) {
-    for (size_t at = 0; at < kMoments.size(); ++at) {
-      const std::string state(kMoments.at(at)), file = state + "-" + name + ".tensor.swp";
-      if (ranks_[number].swapped.contains(file)) continue;
-      if (moments_swapped_.at(at) || field(kept, state))
-        builder_.missing(index, "the swap file " + file + " is not there");
-    }
-  }
-
-  // Reads the states that the optimizer keeps in memory for each element of the group.
-  void read_states(uint32_t index, size_t place, TorchFile& file, ParameterGroup& group, const Flat& master,
-                   const std::optional<Value>& state) {
-    for (size_t at = 0; state && at < std::min(state->pairs(), kMostStates); ++at) {
-      const auto [key, value] = state->pair(at);
-      const auto name = short_text(key);
-      const auto tensor = TorchFile::tensor(value);
-      const bool is_state = name && tensor && tensor.value() && !tensor.value()->shape.empty();
-      if (!is_state || tensor.value()->elements() < master.elements()) continue;
-      if (auto flat = builder_.flat_of(index, file, value, std::string(*name)))
-        keep(group, std::string(*name), place, *flat);
-    }
-  }
-
-  // Reads the partitions of stages 1 and 2.
-  void read_partitions(uint32_t index, unsigned number, TorchFile& file, const Value& state) {
-    const auto masters = state.find("single_partition_of_fp32_groups");
-    const auto base = state.find("base_optimizer_state");
-    if (!masters || masters->size() != told_groups_) {
-      return builder_.problem(index, "it has not the groups that param_shapes of rank 0 has");
-    }
-    if (number == 0) read_paddings(state.find("param_alignment_paddings"));
-    if (number == 0 && experts_.any())
-      experts_.spread(parts_, state.find("partition_count"), ranks_.size(), experts_data_first_);
-    const auto numbered = find(base, "state");
-    const auto states = by_number(numbered, told_groups_);
-    for (size_t at = 0; at < told_groups_ && !builder_.is_given_up(); ++at) {
-      const auto [of, place] = experts_.place_of(at, number);
-      ParameterGroup& group = parts_.groups[of];
-      const auto flat = builder_.flat_of(index, file, (*masters)[at], "single_partition_of_fp32_groups");
-      if (!flat) continue;
-      keep(group, kMaster, place, *flat);
-      const bool listed = base && !numbered && at < base->size();  // elastic checkpoints have a list
-      read_states(index, place, file, group, *flat, listed ? std::optional((*base)[at]) : states[at]);
-    }
-  }
-
-  void read_paddings(const std::optional<Value>& paddings) {
-    for (size_t at = 0; paddings && at < std::min(paddings->size(), parts_.groups.size()); ++at) {
-      const Value of_group = (*paddings)[at];
-      std::vector<Member>& members = parts_.groups[at].members;
-      for (size_t member = 0; member < std::min(of_group.size(), members.size()); ++member) {
-        const auto padding = of_group[member].integer();
-        if (padding && *padding > 0) members[member].padding = static_cast<uint64_t>(*padding);
-      }
-    }
-  }
+  // Those of this rank that are in the map by now.
+  std::span<const Parameter> own_parameters() const { return std::span(builder_.map().parameters).subspan(begin_); }
 
   DeepSpeedStep& step_;
   PipelineLayers& layers_;
@@ -514,20 +361,17 @@ class ModelRank {
   const bool is_share_ = step_.is_share;
   ModelRankFiles& found_ = step_.found.model_ranks[number_];
   std::vector<RankFiles>& ranks_ = found_.ranks;
-  const std::array<bool, kMoments.size()> moments_swapped_ = swapped_moments(found_);
+  const size_t begin_ = builder_.map().parameters.size();  // of its parameters in the map
   DeepSpeedParts parts_;
-  size_t told_groups_ = 0;  // behind them in parts_.groups: those of other ranks' experts
   Experts experts_{step_};
+  OptimizerStates optimizer_{step_, found_, experts_, parts_};
   TensorCuts cuts_;
   std::vector<std::string> buffers_;  // names, of a pipeline's stage
   int64_t model_world_ = 1;
   std::optional<int64_t> global_steps_;
-  uint64_t smallest_swapped_ = kSmallestSwapped;
-  bool swaps_ = false;  // the optimizer is on NVMe
   bool is_pipeline_ = false;
   bool is_undivided_ = false;  // there is no ZeRO: one file has it all
   bool excludes_frozen_ = false;
-  bool experts_data_first_ = false;
 };
 
 class Reader {

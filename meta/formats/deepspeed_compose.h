@@ -33,6 +33,7 @@ using ParameterIds = std::map<std::string_view, std::optional<uint64_t>>;
 struct DeepSpeedParts {
   unsigned stage = 0;  // none: no optim_states.pt was read
   std::vector<ParameterGroup> groups;
+  size_t told_groups = 0;  // those that files number; behind them: other ranks' experts
   std::vector<Member> frozen;
   std::map<std::string, Flats> fragments;  // of frozen parameters
   std::map<std::string, Tensor> compute;   // stages 1 and 2: parameters as the model computes with them

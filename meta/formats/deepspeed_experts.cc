@@ -56,7 +56,9 @@ std::map<std::string, uint64_t, std::less<>> experts_of_rank(const DeepSpeedPart
 
 }  // namespace
 
-void Experts::expect(const std::optional<Pickle::Value>& counts) {
+void Experts::expect(const std::optional<Pickle::Value>& counts, const std::optional<Pickle::Value>& config) {
+  const auto data_first = find(config, "use_data_before_expert_parallelism");
+  data_first_ = data_first && data_first->boolean() == true;
   int64_t all = 0;
   std::vector<unsigned> of_layers;
   for (size_t layer = 0; counts && layer < counts->size(); ++layer) {
@@ -80,9 +82,7 @@ void Experts::expect(const std::optional<Pickle::Value>& counts) {
   if (others > 0) step_.builder.left_out(std::nullopt, "files of more experts than it has lie here, of another save");
 }
 
-void Experts::spread(DeepSpeedParts& parts, const std::optional<Pickle::Value>& partitions, uint64_t ranks,
-                     bool data_first) {
-  data_first_ = data_first;
+void Experts::spread(DeepSpeedParts& parts, const std::optional<Pickle::Value>& partitions, uint64_t ranks) {
   const auto of_rank = experts_of_rank(parts);
   for (size_t at = 0, end = parts.groups.size(); at < end; ++at) {
     const auto holders = partitions && at < partitions->size() ? (*partitions)[at].integer() : std::nullopt;

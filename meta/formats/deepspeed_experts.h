@@ -22,14 +22,15 @@ class Experts {
  public:
   explicit Experts(DeepSpeedStep& step) : step_(step) {}
 
-  // `counts`: "num_experts" of model_states.pt, how many each layer has that has any. Tells which files are not there.
-  void expect(const std::optional<Pickle::Value>& counts);
+  // `counts`: "num_experts" of model_states.pt, how many each layer has that has any. `config`: its ds_config. Tells
+  // which files are not there.
+  void expect(const std::optional<Pickle::Value>& counts, const std::optional<Pickle::Value>& config);
   // Are there any?
   bool any() const { return any_; }
 
   // Makes a group of each rank's experts, of those of the first rank's: with their own names, behind the groups that
   // are there. `partitions`: into how many parts each group is divided, as an optim_states.pt tells.
-  void spread(DeepSpeedParts& parts, const std::optional<Pickle::Value>& partitions, uint64_t ranks, bool data_first);
+  void spread(DeepSpeedParts& parts, const std::optional<Pickle::Value>& partitions, uint64_t ranks);
   // Where a rank has its part of the group that all files give this number.
   struct Place {
     size_t group = 0;

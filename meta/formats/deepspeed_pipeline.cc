@@ -73,14 +73,11 @@ void PipelineLayers::read_layer(unsigned layer, const Trained& trained,
       if (!within) continue;
       const std::string name = std::to_string(layer) + "." + std::string(*within);
       const auto known = trained.find(name);
-      if (known == trained.end() && !buffers.contains(name)) {
-        step_.builder.left_out(index, std::string(*within) + " is frozen, and DeepSpeed does not tell its name");
-        continue;
-      }
       auto tensor = step_.builder.whole(index, file, value, name);
       if (!tensor || !seen.insert(name).second) continue;
       if (known == trained.end()) {
-        if (!step_.builder.add_whole(name, Parameter::Kind::buffer, *std::move(tensor))) return;
+        const auto kind = buffers.contains(name) ? Parameter::Kind::buffer : Parameter::Kind::frozen;
+        if (!step_.builder.add_whole(name, kind, *std::move(tensor))) return;
       } else if (tensor->shape != known->second->shape) {
         return step_.builder.problem(index, name + " has another shape than its optimizer knows");
       } else if (step_.builder.has_room(*tensor)) {

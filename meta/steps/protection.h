@@ -13,6 +13,7 @@
 // wrong, and a copy may keep its times.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -47,7 +48,7 @@ struct StepFacts {
   std::set<Process> runs{};      // those of its savers that live
   bool written_again = false;    // by a run, after it was whole
   bool saved = false;            // by a program that is no command, as far as is known; others were copied in
-  bool swap_only = false;        // `save` alone made it: by itself it is no checkpoint that DeepSpeed resumes from
+  bool swap_only = false;        // it holds swap state and no weights: by itself nothing that DeepSpeed resumes from
   bool is_complete() const { return completeness == formats::Completeness::complete; }
   bool is_whole() const { return formats::is_whole(completeness); }
   bool is_unknown() const { return completeness == formats::Completeness::unknown || untold; }
@@ -65,6 +66,8 @@ std::vector<size_t> rank(const std::vector<StepFacts>& steps, std::vector<size_t
 // The newest of each owner's steps of which `holds` is true: those with a rank below `count`.
 using Holds = std::function<bool(const StepFacts&)>;
 std::vector<size_t> newest_of(const std::vector<StepFacts>& steps, const Holds& holds, uint64_t count = 1);
+// Of which the newest is never lost. Who takes a step out looks at these again right before.
+inline constexpr std::array kNeverLost{&StepFacts::is_complete, &StepFacts::is_saved, &StepFacts::is_resumable};
 // The complete step that `user` goes on from: one of their own before one of `series_owner`, and never another user's,
 // whose files may do anything to who loads them. Of these the one that was saved here last. Where the ledger knows of
 // none who saved, the one with the highest number. One of swap state only if there is no other.

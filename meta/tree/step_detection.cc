@@ -175,7 +175,11 @@ std::string checkpoint_kind(const std::vector<DirectoryEntry>& entries) {
   formats::FileRoles roles;
   for (const DirectoryEntry& entry : entries) roles.set(static_cast<size_t>(formats::kind_of(entry.name).role));
   if (const char* const name = formats::name_of_kind(roles)) return name;
-  return std::ranges::any_of(entries, is_swap_root) ? kSwapStateOnly : "other";
+  const auto is_more = [](const DirectoryEntry& entry) {
+    return !is_swap_root(entry) && formats::kind_of(entry.name).may_hold_weights();
+  };
+  const bool swap_only = std::ranges::any_of(entries, is_swap_root) && std::ranges::none_of(entries, is_more);
+  return swap_only ? kSwapStateOnly : "other";
 }
 
 Result<bool> is_in_step(const Tree& tree, InodeNumber directory) {

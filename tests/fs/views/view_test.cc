@@ -52,6 +52,13 @@ TEST(ViewTest, WhatAllMayReadAllMaySee) {
   }
 }
 
+// A program would take one of them, and nobody knows which.
+TEST(ViewTest, OfTwoOfOneNameThereIsNoModel) {
+  Source source = source_of(kOpen, kOpen);
+  source.map.parameters.push_back(source.map.parameters.front());
+  EXPECT_EQ(shown(View(std::move(source)), "model.fp32.safetensors"), "nothing");
+}
+
 TEST(ViewTest, NamesAndSizesAreForThoseWhoMayReadTheFiles) {
   for (const auto& [first, second] : {std::pair(kPrivate, kOpen), std::pair(kOpen, kPrivate)}) {
     const View view(source_of(first, second));

@@ -454,6 +454,10 @@ def make_spread_steps(folder):
         "mp_world_size": 256, "param_shapes": [{name[1:-1]: (1,) for name in cut}],
         "universal_checkpoint_info": {"parameter_with_row_parallelism_patterns": cut}}, {"partition_count": [1]}, 1)
 
+    # As many model parallel ranks as data parallel ones: nobody has the square of them.
+    make_spread_step(f"{folder}/global_step4", "mp_rank_00", 1, common | {
+        "mp_world_size": 3000, "dp_world_size": 3000, "param_shapes": [{"w": (1,)}]}, {"partition_count": [3000]}, 3000)
+
 
 def make_spread_step(step, rank, model_ranks, model, states, ranks):
     os.makedirs(step)

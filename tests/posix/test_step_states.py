@@ -100,6 +100,19 @@ def test_latest_is_a_step_of_save_alone_only_where_there_is_no_other(mount):
     equal((latest(mount), ckptfs("latest", series).stderr, api.latest(series).tag), ("checkpoint-10", "", "checkpoint-10"), "the training's")
 
 
+def test_a_copy_of_a_step_of_save_alone_is_no_more_than_that(mount):
+    """Whoever made it: a sealed copy counts as complete, and holds nothing to resume from either."""
+    make_series(mount)
+    write_state(mount.path)
+    series = mount.path / SERIES
+    whole = write_step(mount, 10)
+    settle(mount, whole)
+    mount.save("step_90", SERIES)
+    shutil.copytree(series / "step_90", series / "step_91")
+    run(CKPTFS, "seal", series / "step_91")
+    equal((latest(mount), ckptfs("latest", series).stderr), ("checkpoint-10", ""), "beside a sealed copy")
+
+
 def test_latest_is_no_strangers_step(mount):
     """Who may make folders in a series must not make others load what they wrote there."""
     make_series(mount)

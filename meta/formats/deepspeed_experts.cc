@@ -85,14 +85,15 @@ void Experts::expect(const std::optional<Pickle::Value>& counts, const std::opti
 void Experts::spread(DeepSpeedParts& parts, const std::optional<Pickle::Value>& partitions, uint64_t ranks) {
   const auto of_rank = experts_of_rank(parts);
   for (size_t at = 0, end = parts.groups.size(); at < end; ++at) {
-    const auto holders = partitions && at < partitions->size() ? (*partitions)[at].integer() : std::nullopt;
+    const auto told = partitions && at < partitions->size() ? (*partitions)[at].integer() : std::nullopt;
+    const int64_t holders = told.value_or(0);
     if (!is_of_experts(parts.groups[at])) {
-      if (!holders || *holders == static_cast<int64_t>(ranks)) continue;
+      if (!told || holders == static_cast<int64_t>(ranks)) continue;
       return step_.builder.give_up(std::nullopt, "not all ranks have a part of what is of no experts");
     }
-    if (!holders || *holders <= 0 || ranks % static_cast<uint64_t>(*holders) != 0)
+    const auto parted = static_cast<uint64_t>(holders);
+    if (holders <= 0 || ranks % parted != 0)
       return step_.builder.give_up(std::nullopt, "over how many ranks its experts are spread cannot be told");
-    const auto parted = static_cast<uint64_t>(*holders);
     parts.groups[at].holders = parted;
     const Spread& to = spread_[at] = {parts.groups.size(), parted, ranks / parted};
     for (uint64_t other = 1; other < to.owners; ++other) {

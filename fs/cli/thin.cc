@@ -73,11 +73,14 @@ void add_thin(CLI::App& app, Chosen& chosen) {
   command->footer(
       "What stays is what the step's view shows as model.*, as model.safetensors, and every file that is not known to\n"
       "be for a resume. ckptfs-thinned.json in the step tells what went. No training can resume from it any more.\n"
-      "Refused: a step that is not complete, or cannot be judged; the newest complete one, of all, of those that a\n"
-      "training saved here, of each run that goes on, and of those that are not being saved again; one that a tracker\n"
-      "file (`latest`, ...) names, or may name and cannot be read, or that a Trainer will load at its end\n"
-      "(best_model_checkpoint); one that is pinned, in use, or not pushed yet (hold_unpushed); one that holds weights\n"
-      "only, or of which it cannot be told what its weights are.\n"
+      "These steps are refused, each with the reason:\n"
+      "- one that is not complete, that cannot be judged, or of which nothing tells what its weights are\n"
+      "- one that holds only weights\n"
+      "- one that is pinned, in use, or not pushed yet (hold_unpushed)\n"
+      "- the newest complete step: of all, of those that a training saved here, and of each run that goes on\n"
+      "- if the newest is being saved again, also the one before it\n"
+      "- one that a tracker file (`latest`, ...) names, or may name and cannot be read\n"
+      "- the best_model_checkpoint, which a Trainer loads at its end\n"
       "Example:\n  ckptfs thin --dry-run /ckpt/runs/my-model/checkpoint-10\n"
       "  ckptfs thin --to bf16 /ckpt/runs/my-model/checkpoint-10");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });

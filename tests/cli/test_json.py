@@ -29,13 +29,14 @@ class Fields:
     """The fields of a section of the page, as a tree: a list has one child, [], and a map one, *."""
 
     def __init__(self, optional=True):
-        self.children, self.optional, self.anything = {}, optional, False
+        self.children, self.optional, self.anything, self.text = {}, optional, False, ""
 
-    def add(self, name, optional):
+    def add(self, name, optional, text):
         at = self
         for part in name.replace("[]", ".[]").split("."):
             at = at.children.setdefault(part, Fields())
             at.optional = at.optional and optional
+        at.text = text
 
     def check(self, value, path, seen):
         """Adds the names of all fields in the value to `seen`."""
@@ -43,6 +44,8 @@ class Fields:
             return
         if path:
             seen.add(path)
+        true(not isinstance(value, bool) or re.search(r"\?|always true", self.text), f"{path}: {value} answers no question")
+        true(value is not None or "null" in self.text, f"{path}: the page does not say that it may be null")
         if isinstance(value, list):
             for one in value:
                 if isinstance(one, dict):
@@ -69,24 +72,26 @@ def sections():
 
 def documented():
     """Returns the fields by command, and their names."""
-    found, names_of, of_a_step = {}, {}, []
+    found, names_of, of_a_step = {}, {}, {}
     for heading, rows in sections():
-        fields, all_names = Fields(), []
+        fields, texts = Fields(), {}
         for names, optional, text in rows:
-            if "](#a-step)" in text and "of each" not in text:
-                names = [f"{top}.{name}" if top else name for top in names or [""] for name in of_a_step]
-            for name in names:
-                fields.add(name, optional)
-                if text.startswith("as `remote status`"):
-                    fields.children["remotes"].anything = True
-                else:
-                    all_names.append(name)
+            of_each = "](#a-step)" in text and "of each" in text
+            said = {name: of_a_step[name.split(".")[-1]] if of_each else text for name in names}
+            if "](#a-step)" in text and not of_each:
+                said = {f"{top}.{name}" if top else name: of_it for top in names or [""] for name, of_it in of_a_step.items()}
+            for name, of_it in said.items():
+                fields.add(name, optional, of_it)
+            if text.startswith("as `remote status`"):
+                fields.children["remotes"].anything = True
+            else:
+                texts |= said
         if heading == "A step":
-            of_a_step = all_names
+            of_a_step = texts
             continue
         for command in heading.split(", "):
             name = command.removeprefix("ckptfs ")
-            found[name], names_of[name] = fields, set(all_names)
+            found[name], names_of[name] = fields, set(texts)
     return found, names_of
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import socket
 import time
 import urllib.request
@@ -102,22 +103,40 @@ def test_what_others_saved(mount, scratch):
     equal(GROUP.do(3, [{"act": "others", "series": str(mount.path / "runs")}], scratch / "others"), ["equal"], "steps of others")
 
 
-EXAMPLES = {"fsdp2": 2, "tensor_parallel": 4, "zero_pieces": 3}  # ranks
-LONG = ("tensor_parallel",)  # four ranks load torch
+def run_example(name, ranks, log, *words):
+    """Runs a script of docs/examples, which docs/groups.md shows. Returns what all ranks printed."""
+    script = REPOSITORY / "docs" / "examples" / f"{name}.py"
+    with open(log, "wb") as output, ranks_running(ranks, [str(word) for word in words], output, script=script) as processes:
+        wait_for_ranks(processes, log)
+    return log.read_text()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if name in LONG else name
-                                  for name in EXAMPLES])
-def test_examples(mount, scratch, name):
-    """docs/examples, which docs/groups.md shows."""
+@pytest.mark.parametrize("name,ranks", [("tensor_parallel", 4), ("zero_pieces", 3)])
+def test_examples(mount, scratch, name, ranks):
     series = mount.path / "steps"
     series.mkdir(exist_ok=True)
-    log = scratch / "example.log"
-    script = REPOSITORY / "docs" / "examples" / f"{name}.py"
-    with open(log, "wb") as output, ranks_running(EXAMPLES[name], [str(series)], output, script=script) as processes:
-        wait_for_ranks(processes, log)
-    equal(log.read_text().count("loaded"), EXAMPLES[name], "ranks that have loaded")
+    equal(run_example(name, ranks, scratch / "example.log", series).count("loaded"), ranks, "ranks that have loaded")
+
+
+@pytest.mark.long
+def test_a_training_goes_on_with_other_ranks(mount, scratch):
+    """docs/examples/fsdp2.py on 2, 3 and 1 ranks has the losses of a training that was never ended."""
+    def losses(series, ranks, steps):
+        series.mkdir(exist_ok=True)
+        printed = run_example("fsdp2", ranks, scratch / "example.log", series, steps)
+        found = re.findall(r"^(\d+) (\d+\.\d+)$", printed, re.MULTILINE)
+        return {int(step): float(loss) for step, loss in found}, re.findall(r"goes on from (\S+)", printed)
+
+    whole, began = losses(mount.path / "whole", 2, 6)
+    equal((len(whole), began), (6, []), "a training that was never ended")
+    parts = {}
+    for ranks, steps, newest in ((2, 2, []), (3, 4, ["step_2"]), (1, 6, ["step_4"])):
+        more, began = losses(mount.path / "steps", ranks, steps)
+        equal(began, newest, f"{ranks} ranks")
+        parts |= more
+    equal(sorted(parts), sorted(whole), "steps")
+    true(all(abs(parts[step] - whole[step]) < 1e-5 for step in whole), f"losses: {parts} and {whole}")
 
 
 @pytest.mark.long

@@ -179,6 +179,25 @@ def test_since(mount):
         next(api.watch(mount.path / SERIES, since=4000))
 
 
+def test_the_script_of_the_page(mount, scratch):
+    """docs/watching.md: it is killed, and goes on where it was."""
+    make_series(mount, keep_last=20)
+    page = (REPOSITORY / "docs/watching.md").read_text()
+    block = next(part for part in page.split("\n\n    import pathlib")[1:]).partition("\n\nA rule may")[0]
+    script = "import pathlib" + block.replace("\n    ", "\n").replace("/ckpt/steps", str(mount.path / SERIES))
+    note = 'def evaluate(path):\n    print(path.name, file=open("evaluated", "a"), flush=True)\n'
+    evaluated, seen, saved = scratch / "evaluated", scratch / "seen", []
+    environment = dict(os.environ, PYTHONPATH=str(REPOSITORY / "gpu" / "python"))
+    with Watcher(mount.path / SERIES, "--since", "0") as watcher:
+        for numbers in ((1, 2, 3), (4, 5)):
+            saved += [write_step(mount, number).name for number in numbers]
+            with subprocess.Popen([sys.executable, "-c", note + script], cwd=scratch, env=environment) as process:
+                wait_until("all are evaluated", lambda: evaluated.exists() and len(evaluated.read_text().split()) == len(saved))
+                wait_until("it has noted that", lambda: seen.exists() and seen.read_text() == str(watcher.events[-1]["number"]))
+                process.kill()
+    equal(sorted(evaluated.read_text().split()), saved, "each step once")
+
+
 def test_nobody_is_told_of_what_they_may_not_list(mount):
     make_series(mount)
     write_step(mount, 10, series="runs/private")

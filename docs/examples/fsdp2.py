@@ -1,12 +1,13 @@
 """Trains under FSDP2, and saves the model with the states of its optimizer. Goes on from the newest complete step, on
 any number of ranks.
 
-    torchrun --nproc-per-node 2 fsdp2.py SERIES 3      SERIES is a folder on the mount: /ckpt/steps
+    torchrun --nproc-per-node 2 fsdp2.py SERIES 3      SERIES: /ckpt/steps, or a shared folder
     torchrun --nproc-per-node 4 fsdp2.py SERIES 6      from step_3 on, on four ranks
 
 It does not save optimizers["param_groups"], such as the learning rate: these are no tensors (docs/groups.md).
 """
 
+import pathlib
 import sys
 
 import ckptfs
@@ -34,20 +35,27 @@ def state():
 
 
 def newest():
-    """The newest complete step, or None. One rank asks, so that all hear the same."""
-    found = [ckptfs.latest(series) if is_first else None]
+    """The path of the newest complete step, or None. One rank looks, so that all hear the same."""
+    found = [None]
+    if is_first:
+        try:
+            step = ckptfs.latest(series)
+            found = [step and step.path]
+        except ValueError:  # a shared folder without a mount, where a step appears only when it is whole
+            steps = [path for path in pathlib.Path(series).glob("step_*") if path.name[5:].isdigit()]
+            found = [max(steps, key=lambda path: int(path.name[5:]), default=None)]
     dist.broadcast_object_list(found)
     return found[0]
 
 
 done = 0
-if step := newest():
+if path := newest():
     weights, optimizers, tensors = state()
-    ckptfs.load(step.path, into=tensors, group=True)
+    ckptfs.load(path, into=tensors, group=True)
     set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=optimizers)
-    done = step.number
+    done = int(path.name.removeprefix("step_"))
     if is_first:
-        print(f"goes on from {step.tag}")
+        print(f"goes on from {path.name}")
 
 save = None
 for step in range(done + 1, steps + 1):
@@ -58,6 +66,8 @@ for step in range(done + 1, steps + 1):
     optimizer.zero_grad()
     if is_first:
         print(f"{step} {loss.item():.6f}")
+    if save:
+        save.wait()  # raises what went wrong in the save before; by now it has ended
     save = saver.save(f"step_{step}", state()[2])
     save.finish_behind()  # returns when the tensors may change; the step appears later
 if save:

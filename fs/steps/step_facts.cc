@@ -110,6 +110,14 @@ Result<> find_latest(const meta::Tree& tree, meta::InodeNumber series, SeriesSta
   return success();
 }
 
+// Whoever first wrote when all that a save writes was there has added notes. Where nothing tells that, it may be a
+// saver.
+bool only_noted(const meta::StepWriter& writer, const SaveTimes& times) {
+  constexpr std::chrono::seconds kCoarse{1};  // the kernel's times of files lag behind
+  return writer.since != meta::WallTime() && times.saved_at != meta::WallTime() &&
+         writer.since > times.saved_at + kCoarse;
+}
+
 // Who saved a step, or has written to it since. A process that cannot be seen from `here` counts as none.
 void find_runs(SeriesStatus& status, const std::string& here) {
   std::map<meta::Process, bool> lives;
@@ -119,7 +127,9 @@ void find_runs(SeriesStatus& status, const std::string& here) {
         if (!one.is_run() || one.place != here) continue;
         const auto [known, is_new] = lives.try_emplace(one.process);
         if (is_new) known->second = !meta::has_ended(one.process);
-        if (known->second) step.facts.runs.insert(one.process);
+        if (!known->second) continue;
+        step.facts.runs.insert(one.process);
+        if (!only_noted(one, step.times)) step.facts.savers.insert(one.process);
       }
     }
   }
@@ -486,7 +496,8 @@ void StepFactsFinder::find_best_models(SeriesStatus& status) {
   std::set<meta::Process> runs;
   for (const StepStatus& step : status.steps) runs.insert(step.facts.runs.begin(), step.facts.runs.end());
   for (const meta::Process& run : runs)
-    add([&run](const meta::StepFacts& step) { return step.is_complete() && step.runs.contains(run); });
+    for (const auto& of : {&meta::StepFacts::runs, &meta::StepFacts::savers})
+      add([&](const meta::StepFacts& step) { return step.is_complete() && (step.*of).contains(run); });
   for (const StepStatus* const step : newest) {
     const auto named = best_model_of(*step);
     if (named) best.emplace(step->facts.owner, named.value());

@@ -134,7 +134,9 @@ SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::St
       times.first_written = path;
       times.first_written_at = written;
     }
-    if (meta::formats::is_checkpoint_file(names, path) && (times.oldest.empty() || written < times.oldest_at)) {
+    if (!meta::formats::is_checkpoint_file(names, path)) continue;
+    times.saved_at = std::max(times.saved_at, written);
+    if (times.oldest.empty() || written < times.oldest_at) {
       times.oldest = path;
       times.oldest_at = written;
     }

@@ -48,7 +48,8 @@ struct SaveTimes {
   meta::WallTime newest;      // of all of them; zero: none is live
   std::string first_written;  // of those that a save writes first, the newest
   meta::WallTime first_written_at;
-  std::string oldest;  // of those that each save writes
+  meta::WallTime saved_at;  // of those that are no notes, the newest; zero: none is live
+  std::string oldest;       // of those that each save writes
   meta::WallTime oldest_at;
 };
 SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::StepNames& names);

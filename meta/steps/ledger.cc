@@ -17,12 +17,12 @@ WallTime wall_of(int64_t count) { return WallTime(std::chrono::nanoseconds(count
 
 // A line for each fact: "unfinished run|commands", "again TIME" (by a run, whether it is unfinished or not), "named",
 // "saved SERIES", "saves COUNT", "pushed NAME", "whole TIME", "newest TIME", "seen SERIES CHANGED CHANGED_AT COMPLETED
-// COMPLETED_AT", "run|command|saver BOOT-ID pid:[4026531836] PID START BEGAN".
+// COMPLETED_AT", "run|command|saver BOOT-ID pid:[4026531836] PID START BEGAN SINCE".
 std::string encode_ledger(const LedgerEntry& entry) {
   std::ostringstream text;
   const auto put = [&text](const char* fact, const StepWriter& one) {
     text << fact << ' ' << one.place << ' ' << one.process.pid << ' ' << one.process.start << ' ' << one.began.count()
-         << '\n';
+         << ' ' << count_of(one.since) << '\n';
   };
   if (entry.unfinished) text << "unfinished " << (entry.by_run ? "run" : "commands") << '\n';
   if (entry.by_run) text << "again " << count_of(entry.again) << '\n';
@@ -74,6 +74,8 @@ bool decode_line(std::istream& line, LedgerEntry& entry) {
     line >> boot >> space >> writer.process.pid >> writer.process.start >> first;
     writer.place = boot + ' ' + space;
     writer.began = StoreTime(first);
+    if (!line.eof()) line >> second;  // older entries end here
+    writer.since = wall_of(second);
   }
   return !line.fail();
 }
@@ -167,6 +169,7 @@ void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer, Wa
   if (one != nullptr && one->is_run()) entry.newest_run = std::max(entry.newest_run, std::optional(one->began));
   if (!writer || known != nullptr || entry.writers.size() > kMostWriters) return;
   entry.writers.push_back(entry.writers.size() < kMostWriters ? *writer : StepWriter{writer->place, {}, {}, false});
+  entry.writers.back().since = now;
 }
 
 void note_whole(LedgerEntry& entry, InodeNumber series, WallTime changed, WallTime oldest) {

@@ -34,6 +34,7 @@ struct StepWriter {
   // It had just begun when it first wrote, as mkdir had, or copies, as rsync does. A program that trains has run for
   // seconds before it saves.
   bool is_command = false;
+  WallTime since{};  // when it first wrote; zero: nobody knows
   bool operator==(const StepWriter&) const = default;
   // A process that cannot be seen from here is none.
   bool is_run() const { return process.pid != 0 && !is_command; }

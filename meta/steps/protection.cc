@@ -32,7 +32,8 @@ const std::array kRows{
         "it is the newest complete step that a training saved here", nullptr, 1},
     Row{Reason::newest_resumable, "newest with more than swap state", kLose, &StepFacts::is_resumable,
         "it is the newest complete step with more than swap state, from which DeepSpeed resumes", nullptr, 1},
-    // One of each run: two trainings may save into one series.
+    // One of each run: two trainings may save into one series. If a run wrote to a newer step that it did not save, as
+    // an evaluation does, that was perhaps no save: both the newest that it wrote to and the newest that it saved stay.
     Row{Reason::newest_of_run, "newest of its run", kLose, &StepFacts::is_complete,
         "it is the newest complete step of a process that still runs", nullptr, 1},
     Row{Reason::newest_before, "newest before one that is saved again", kLose, &StepFacts::is_settled,
@@ -154,7 +155,8 @@ Protections find_protections(const std::vector<StepFacts>& steps, std::optional<
       continue;
     }
     for (const Process& run : runs) {
-      protect([&](const StepFacts& step) { return row.holds(step) && step.runs.contains(run); });
+      for (const auto& of : {&StepFacts::runs, &StepFacts::savers})
+        protect([&](const StepFacts& step) { return row.holds(step) && (step.*of).contains(run); });
     }
   }
   return found;

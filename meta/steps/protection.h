@@ -45,7 +45,8 @@ struct StepFacts {
   bool unpushed = false;         // its series has a remote, and it is not committed there yet
   uint32_t owner = 0;            // each owner's steps are judged by themselves
   bool elsewhere = false;        // other machines may have files of it
-  std::set<Process> runs{};      // those of its savers that live
+  std::set<Process> runs{};      // processes that saved it, or wrote to it since, and live
+  std::set<Process> savers{};    // of these, those that may have done more than add a note
   bool written_again = false;    // by a run, after it was whole
   bool saved = false;            // by a program that is no command, as far as is known; others were copied in
   bool swap_only = false;        // it holds swap state and no weights: by itself nothing that DeepSpeed resumes from

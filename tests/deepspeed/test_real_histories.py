@@ -132,7 +132,9 @@ class History:
         self.told, self.now, self.takes = [], 0, 0.5
         self.training = self.pending = self.best = None
         self.path.mkdir()
-        self.rules = dice.choice(RULES_OF_TRAINERS if kind.startswith("trainer") else RULES) | MORE_RULES.get(kind, {})
+        rules = RULES_OF_TRAINERS if kind.startswith("trainer") else RULES
+        thinned = kind != "megatron"  # which is not thinned
+        self.rules = dice.choice([rule for rule in rules if thinned or "keep_full" not in rule]) | MORE_RULES.get(kind, {})
         self.rules |= {"set_aside": 1} if dice.random() < 0.5 else {}
         for rule, value in self.rules.items():
             mount.control(name, rule, str(value))

@@ -120,19 +120,21 @@ def test_examples(mount, scratch, name, ranks):
 
 
 @pytest.mark.long
-def test_a_training_goes_on_with_other_ranks(mount, scratch):
+@pytest.mark.parametrize("place", ["mount", "shared folder"])
+def test_a_training_goes_on_with_other_ranks(mount, scratch, place):
     """docs/examples/fsdp2.py on 2, 3 and 1 ranks has the losses of a training that was never ended."""
+    folder = mount.path if place == "mount" else scratch
     def losses(series, ranks, steps):
         series.mkdir(exist_ok=True)
         printed = run_example("fsdp2", ranks, scratch / "example.log", series, steps)
         found = re.findall(r"^(\d+) (\d+\.\d+)$", printed, re.MULTILINE)
         return {int(step): float(loss) for step, loss in found}, re.findall(r"goes on from (\S+)", printed)
 
-    whole, began = losses(mount.path / "whole", 2, 6)
+    whole, began = losses(folder / "whole", 2, 6)
     equal((len(whole), began), (6, []), "a training that was never ended")
     parts = {}
     for ranks, steps, newest in ((2, 2, []), (3, 4, ["step_2"]), (1, 6, ["step_4"])):
-        more, began = losses(mount.path / "steps", ranks, steps)
+        more, began = losses(folder / "steps", ranks, steps)
         equal(began, newest, f"{ranks} ranks")
         parts |= more
     equal(sorted(parts), sorted(whole), "steps")

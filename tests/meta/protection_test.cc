@@ -48,6 +48,16 @@ TEST(ProtectionTest, TheNewestOfEachRunThatLives) {
   EXPECT_THAT(removal(steps)[0], ElementsAre(Reason::newest_of_run));
 }
 
+TEST(ProtectionTest, ARunThatAddsANoteToANewerStepKeepsItsOwn) {
+  const Process run{1, 10};
+  std::vector<StepFacts> steps{step(3, 1), step(7, 2), step(20, 3)};
+  steps[0].runs = steps[0].savers = steps[1].runs = {run};
+  EXPECT_THAT(removal(steps), ElementsAre(ElementsAre(Reason::newest_of_run), ElementsAre(Reason::newest_of_run),
+                                          ElementsAre(Reason::newest)));
+  steps[1].savers = {run};
+  EXPECT_THAT(removal(steps)[0], IsEmpty()) << "it has saved the newer one";
+}
+
 TEST(ProtectionTest, TheNewestThatWasSavedHereWhateverWasCopiedInSince) {
   std::vector<StepFacts> steps{step(10, 1), step(20, 2), step(99, 3)};
   steps[0].saved = steps[1].saved = true;

@@ -98,6 +98,7 @@ def latency_asked_for():
     return struct.unpack("i", LATENCY.read_bytes()[:4])[0]
 
 
+@pytest.mark.alone  # the copies of other tests keep the processors from halting, too
 def test_processors_do_not_halt_during_a_copy(folder, shared):
     data, source, target = source_of(folder, 64 * MIB)
     def asked_for():

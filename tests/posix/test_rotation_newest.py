@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import pytest
 from checking import equal, opened, read, true, write
 from hugging import safetensors
 from mounting import run, wait_until
-from rotating_series import SERIES, WEIGHTS, date, decisions, make_series, never, policy, stays, write_step
+from rotating_series import SERIES, WEIGHTS, date, decisions, make_series, never, policy, stays, steps, write_step
 
 
 @pytest.mark.one_mode
@@ -30,6 +31,30 @@ def test_each_run_keeps_its_newest_step(mount):
         equal(decisions(policy(mount))[1], (True, ["newest of its run"]), "why it stays")
         other.stdin.close()
     stays(mount, {700}, "once the other has ended")
+
+
+@pytest.mark.one_mode
+def test_a_run_that_evaluates_a_step_of_another_keeps_its_own(mount):
+    """A training begins anew, so that its numbers are lower than those of the one before, and evaluates a step of that."""
+    make_series(mount, keep_last=1)
+    template = write_step(mount, 1, series="elsewhere")
+    program = ("import shutil, sys, time; time.sleep(2.2); shutil.copytree(*sys.argv[1:3]); sys.stdin.readline()\n"
+               "open(sys.argv[3], 'w').write('{}'); print('evaluated', flush=True); sys.stdin.read()")
+    series = mount.path / SERIES
+    before = write_step(mount, 7)
+    with subprocess.Popen([sys.executable, "-c", program, template, series / "checkpoint-3", before / "eval_results.json"],
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as training:
+        stays(mount, {3, 7})
+        training.stdin.write(b"\n")
+        training.stdin.flush()
+        equal(training.stdout.readline(), b"evaluated\n", "what the training does")
+        stays(mount, {3, 7})
+        for number in (17, 20):
+            shutil.copytree(before, series / f"checkpoint-{number}")
+        mount.wait_for_rounds(5)
+        true(3 in steps(mount), f"what the training saved last: {decisions(policy(mount))}")
+        training.stdin.close()
+    wait_until("its own goes once it has ended", lambda: 3 not in steps(mount), 20, 0.05)
 
 
 @pytest.mark.one_mode

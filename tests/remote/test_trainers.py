@@ -207,7 +207,7 @@ def test_deepspeed_without_nvme(nodes, remote, scratch):
         model = "mp_rank_00_model_states.pt"
         first = nodes[0].path / "steps" / tag / model
         equal(harness.digest(union / tag / model), harness.digest(first), "slot 0's counts")
-        true(any(model in note for note in notes_of(nodes[1], remote, tag)), "status says so")
+        wait_until("status says so", lambda tag=tag: any(model in note for note in notes_of(nodes[1], remote, tag)), 30, 0.5)
     equal(load(scratch, "zero2", union, tags[-1]), [result[tags[-1]] for result in trained], "what DeepSpeed loads")
 
 

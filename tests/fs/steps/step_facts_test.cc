@@ -97,17 +97,28 @@ TEST_F(StepFactsTest, WhoSavedItAndStillLives) {
   make_step(1);
   const meta::Process own = meta::find_process(::gettid()).process;
   const std::string here = meta::process_place();
-  const auto runs = [&](const std::vector<meta::StepWriter>& savers, const std::vector<meta::StepWriter>& writers) {
+  const auto facts = [&](const std::vector<meta::StepWriter>& savers, const std::vector<meta::StepWriter>& writers) {
     EXPECT_TRUE(meta::change_ledger(*store_, at("/runs/checkpoint-1"), [&](meta::LedgerEntry& entry) {
       entry.savers = savers;
       entry.writers = writers;
     }));
-    return facts_->inspect_series(at("/runs"), "", false).value().steps.front().facts.runs;
+    return facts_->inspect_series(at("/runs"), "", false).value().steps.front().facts;
+  };
+  const auto runs = [&](const std::vector<meta::StepWriter>& savers, const std::vector<meta::StepWriter>& writers) {
+    return facts(savers, writers).runs;
   };
   EXPECT_EQ(runs({{here, {own.pid, own.start + 1}}, {"boot pid:[1]", own}, {here, {}}}, {}), std::set<meta::Process>{});
   EXPECT_EQ(runs({}, {{here, own, {}, true}}), std::set<meta::Process>{}) << "it is a command";
   EXPECT_EQ(runs({}, {{here, own}}), std::set{own}) << "whom no round has found to be a saver yet";
   EXPECT_EQ(runs({{here, own}, {here, {own.pid, own.start + 1}}}, {}), std::set{own});
+  const auto now = meta::wall_time(meta::now());
+  for (const auto& [since, savers] : std::map<meta::WallTime, std::set<meta::Process>>{
+           {{}, {own}}, {now - std::chrono::hours(1), {own}}, {now + std::chrono::hours(1), {}}}) {
+    const meta::StepWriter writer{here, own, {}, false, since};
+    EXPECT_EQ(facts({writer}, {}).savers, savers) << "whoever came when all was there has added a note";
+    EXPECT_EQ(facts({}, {writer}).savers, savers);
+    EXPECT_EQ(facts({writer}, {}).runs, std::set{own});
+  }
 }
 
 TEST_F(StepFactsTest, AStepThatCannotBeInspectedIsItsOwners) {

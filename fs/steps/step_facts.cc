@@ -298,7 +298,7 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   const bool is_declared = !declared.complete_when.empty();
   TRY_ASSIGN(const auto before, cached(step, known.fingerprint));
   if (before && (before->probed || !is_declared)) return *before;
-  known.completed = files.time();
+  known.completed = files.saved_time();  // a note makes no step younger
   const auto names = meta::formats::names_of(files.list());
   known.times = save_times_of(files, names);
   known.lacks_meta = meta::formats::lacks_meta_of_lightning(names);

@@ -58,6 +58,18 @@ def test_a_run_that_evaluates_a_step_of_another_keeps_its_own(mount):
 
 
 @pytest.mark.one_mode
+def test_an_evaluation_makes_no_step_newer(mount):
+    """A training that began anew has saved step 3 last. Results of step 7, which has the highest number, change nothing."""
+    make_series(mount, keep_last=1)
+    for number in (7, 3):
+        write_step(mount, number)
+    stays(mount, {3, 7})
+    for name in ("eval_results.json", "README.md"):
+        write(mount.path / SERIES / "checkpoint-7" / name, b"{}")
+        never(mount, {3, 7})
+
+
+@pytest.mark.one_mode
 def test_who_is_refused_has_written_nothing(mount):
     """A training that cannot write to a sealed step has saved no newer one."""
     make_series(mount, keep_last=1)

@@ -298,7 +298,9 @@ Result<StepFactsFinder::CachedFacts> StepFactsFinder::judge(meta::InodeNumber st
   const bool is_declared = !declared.complete_when.empty();
   TRY_ASSIGN(const auto before, cached(step, known.fingerprint));
   if (before && (before->probed || !is_declared)) return *before;
-  known.completed = files.saved_time();  // a note makes no step younger
+  known.touched = wall_time(files.time());
+  // A note makes no step younger. Of a declared step nothing tells which files are notes.
+  known.completed = is_declared ? files.time() : files.saved_time();
   const auto names = meta::formats::names_of(files.list());
   known.times = save_times_of(files, names);
   known.lacks_meta = meta::formats::lacks_meta_of_lightning(names);
@@ -347,7 +349,8 @@ Result<> StepFactsFinder::see(meta::InodeNumber series, std::vector<StepStatus>&
   const meta::Moment now{wall_time(meta::now()), clock().now()};
   std::vector<std::pair<meta::InodeNumber, meta::SeenStep>> changed;
   for (StepStatus& step : steps) {
-    const meta::SeenStep seen = meta::see_step(step.ledger.seen, series, step.changed, step.completed, now);
+    const meta::SeenStep seen =
+        meta::see_step(step.ledger.seen, series, step.changed, step.completed, step.touched, now);
     if (!step.failed && step.ledger.seen != seen) changed.emplace_back(step.inode, seen);
     if (!step.failed) step.ledger.seen = seen;
     step.facts.seen = step.completed ? seen.completed_at : seen.changed_at;

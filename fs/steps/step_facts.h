@@ -44,8 +44,9 @@ namespace ckptfs::fs {
 struct StepContent {
   io::Digest fingerprint{};  // changes with any of them; zero: one is being written
   SaveTimes times;
-  unsigned ranks = 0;    // that have files in it; 0: its files name none
-  bool damaged = false;  // a file of it does not hold what was written
+  meta::WallTime touched;  // when any of them was written last, as their mtimes tell
+  unsigned ranks = 0;      // that have files in it; 0: its files name none
+  bool damaged = false;    // a file of it does not hold what was written
 };
 
 struct StepStatus : StepContent {

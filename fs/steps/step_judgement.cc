@@ -124,6 +124,7 @@ Result<CompletenessJudgement> heed_declared(const meta::Store& store, meta::Inod
 
 SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::StepNames& names) {
   SaveTimes times;
+  meta::WallTime others;
   for (size_t at = 0; at < files.list().size(); ++at) {
     const std::string& path = files.list()[at].path;
     if (files.made()[at].frozen) continue;
@@ -134,6 +135,7 @@ SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::St
       times.first_written = path;
       times.first_written_at = written;
     }
+    if (!meta::formats::is_note(path)) others = std::max(others, written);
     if (!meta::formats::is_checkpoint_file(names, path)) continue;
     times.saved_at = std::max(times.saved_at, written);
     if (times.oldest.empty() || written < times.oldest_at) {
@@ -141,6 +143,7 @@ SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::St
       times.oldest_at = written;
     }
   }
+  if (times.oldest.empty()) times.saved_at = others;
   return times;
 }
 

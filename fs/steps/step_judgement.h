@@ -48,8 +48,10 @@ struct SaveTimes {
   meta::WallTime newest;      // of all of them; zero: none is live
   std::string first_written;  // of those that a save writes first, the newest
   meta::WallTime first_written_at;
-  meta::WallTime saved_at;  // of those that are no notes, the newest; zero: none is live
-  std::string oldest;       // of those that each save writes
+  // Of the checkpoint files (formats::is_checkpoint_file) the newest. If none of them is live, or the layout tells
+  // none, of those that are no notes; zero: there is none.
+  meta::WallTime saved_at;
+  std::string oldest;  // of those that each save writes
   meta::WallTime oldest_at;
 };
 SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::StepNames& names);

@@ -255,9 +255,9 @@ Result<> Thinner::keep_files(Plan& plan, ThinReport& report, const KeepPause& pa
   const auto keep = [&](const std::string& name, const views::Content& content,
                         const Access& access) -> Result<ThinnedFile> {
     const meta::BlobNumber blob = plan.blobs[plan.files.size()];
-    TRY_ASSIGN(const std::string digest, keep_content(store_, content, sources, blob, view.time, unless_stopped));
+    TRY_ASSIGN(const std::string digest, keep_content(store_, content, sources, blob, view.saved, unless_stopped));
     // Who may read it may read it, and its owner may change it, as with any file.
-    plan.files.push_back({name, blob, (access.mode & 0444) | 0200, access.uid, access.gid, view.time});
+    plan.files.push_back({name, blob, (access.mode & 0444) | 0200, access.uid, access.gid, view.saved});
     return ThinnedFile{name, content.size(), digest};
   };
   auto& kept = report.manifest.kept;

@@ -61,6 +61,7 @@ struct StepView {
         files(made_from.made()),
         fingerprint(made_from.fingerprint()),
         time(made_from.time()),
+        saved(made_from.saved_time()),
         sealed(is_sealed),
         nameless(has_no_names),
         version(source.version),
@@ -70,6 +71,7 @@ struct StepView {
   const std::vector<SourceVersion> files;  // of the step, by their index in the view
   const std::string fingerprint;           // of them (FilesOfStep)
   const timespec time;                     // when the newest of them changed
+  const timespec saved;                    // when the newest of them changed that is no note
   const bool sealed;                       // the view never changes
   const bool nameless;                     // of swap files only: another step of the run may tell names
   const std::string version;               // of the files' bytes and the names: with another version it is another view

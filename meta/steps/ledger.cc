@@ -216,7 +216,7 @@ WritersState state_of_writers(const std::vector<StepWriter>& writers, const std:
 }
 
 SeenStep see_step(const std::optional<SeenStep>& before, InodeNumber series, WallTime changed,
-                  const std::optional<WallTime>& completed, const Moment& now) {
+                  const std::optional<WallTime>& completed, WallTime touched, const Moment& now) {
   const bool known = before && before->series == series;
   SeenStep seen = known ? *before : SeenStep();
   seen.series = series;
@@ -224,10 +224,10 @@ SeenStep see_step(const std::optional<SeenStep>& before, InodeNumber series, Wal
     seen.changed = changed;
     seen.changed_at = now.store;
   }
-  if (completed && (seen.completed_at == StoreTime(0) || seen.completed != *completed)) {
-    seen.completed = *completed;
-    seen.completed_at = completion_time(*completed, now);
-  }
+  if (!completed || (seen.completed_at != StoreTime(0) && seen.completed == *completed)) return seen;
+  const bool same_save = seen.completed_at != StoreTime(0) && seen.completed == touched && *completed < touched;
+  if (!same_save) seen.completed_at = completion_time(*completed, now);
+  seen.completed = *completed;
   return seen;
 }
 

@@ -34,7 +34,7 @@ struct StepWriter {
   // It had just begun when it first wrote, as mkdir had, or copies, as rsync does. A program that trains has run for
   // seconds before it saves.
   bool is_command = false;
-  WallTime since{};  // when it first wrote; zero: nobody knows
+  WallTime since{};  // when it first wrote, by the wall clock; zero: nobody knows
   bool operator==(const StepWriter&) const = default;
   // A process that cannot be seen from here is none.
   bool is_run() const { return process.pid != 0 && !is_command; }
@@ -117,9 +117,10 @@ WritersState state_of_writers(const std::vector<StepWriter>& writers, const std:
 
 // What is to be kept of a step that is in `series` now, was last changed at `changed` and completed at `completed`
 // (none: it is not complete), where `before` was kept. What is dated less than a minute ago completed when it is dated:
-// so steps that complete one soon after the other are in order, whichever is looked at first.
+// so steps that complete one soon after the other are in order, whichever is looked at first. `touched`: when any file
+// of it was written last, notes among them. Before 0.1.0 a step was kept as completed then, which is no other save.
 SeenStep see_step(const std::optional<SeenStep>& before, InodeNumber series, WallTime changed,
-                  const std::optional<WallTime>& completed, const Moment& now);
+                  const std::optional<WallTime>& completed, WallTime touched, const Moment& now);
 // Together with the clock. Steps that are gone are left out. Not durable on return.
 Result<> note_seen(Store& store, const StoreClock& clock, const std::vector<std::pair<InodeNumber, SeenStep>>& steps);
 

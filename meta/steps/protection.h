@@ -6,11 +6,11 @@
 // aside, but is waited for (fs/steps/set_aside.cc).
 //
 // Newer is told in two ways: by the order in which rotation saw the steps complete (meta/steps/ledger.h), and by their
-// numbers. They differ where an old step is copied in, or written to by an evaluation: what training saved last has the
-// highest number then. They also differ where a run starts again at small numbers. So a step's rank is the better of
-// its places in the two orders, the newest first: a series may keep up to twice what a rule says, never less. Of steps
-// that were seen at one moment the dates of their files decide, and nothing else does: the wall clock may have been
-// wrong, and a copy may keep its times.
+// numbers. They differ where an old step is copied in, or gets a new file that is no text: what training saved last has
+// the highest number then. They also differ where a run starts again at small numbers. So a step's rank is the better
+// of its places in the two orders, the newest first: a series may keep up to twice what a rule says, never less. Of
+// steps that were seen at one moment the dates of their files decide, and nothing else does: the wall clock may have
+// been wrong, and a copy may keep its times.
 #pragma once
 
 #include <array>

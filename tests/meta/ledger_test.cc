@@ -267,22 +267,31 @@ constexpr WallTime kMonday{1'000'000s};
 Moment at_time(StoreTime time) { return {kMonday + 7 * 24h + time, time}; }
 
 TEST(SeeStepTest, WhatHasChangedIsNew) {
-  const SeenStep first = see_step({}, kSeries, kMonday, {}, at_time(10s));
+  const SeenStep first = see_step({}, kSeries, kMonday, {}, kMonday, at_time(10s));
   EXPECT_EQ(first, (SeenStep{kSeries, kMonday, 10s, {}, 0s}));
-  const SeenStep complete = see_step(first, kSeries, kMonday + 1s, kMonday, at_time(20s));
+  const SeenStep complete = see_step(first, kSeries, kMonday + 1s, kMonday, kMonday, at_time(20s));
   EXPECT_EQ(complete, (SeenStep{kSeries, kMonday + 1s, 20s, kMonday, 20s}));
-  EXPECT_EQ(see_step(complete, kSeries, kMonday + 1s, kMonday, at_time(30s)), complete) << "nothing has changed";
-  const SeenStep touched = see_step(complete, kSeries, kMonday + 2s, {}, at_time(40s));
+  EXPECT_EQ(see_step(complete, kSeries, kMonday + 1s, kMonday, kMonday + 1s, at_time(30s)), complete)
+      << "nothing has changed";
+  const SeenStep touched = see_step(complete, kSeries, kMonday + 2s, {}, kMonday, at_time(40s));
   EXPECT_EQ(touched, (SeenStep{kSeries, kMonday + 2s, 40s, kMonday, 20s})) << "it is not complete for now";
-  const SeenStep rewritten = see_step(touched, kSeries, kMonday + 2s, kMonday - 24h, at_time(50s));
+  const SeenStep rewritten = see_step(touched, kSeries, kMonday + 2s, kMonday - 24h, kMonday - 24h, at_time(50s));
   EXPECT_EQ(rewritten.completed_at, 50s) << "though it is dated before";
-  const SeenStep moved = see_step(complete, kSeries + 1, kMonday + 1s, kMonday, at_time(60s));
+  const SeenStep moved = see_step(complete, kSeries + 1, kMonday + 1s, kMonday, kMonday, at_time(60s));
   EXPECT_EQ(moved, (SeenStep{kSeries + 1, kMonday + 1s, 60s, kMonday, 60s})) << "it is new in its series";
+}
+
+TEST(SeeStepTest, ANoteOfAnOlderStoreMakesNoStepNewer) {
+  const SeenStep older = see_step({}, kSeries, kMonday, kMonday, kMonday, at_time(10s));
+  const SeenStep now = see_step(older, kSeries, kMonday, kMonday - 1h, kMonday, at_time(20s));
+  EXPECT_EQ(now, (SeenStep{kSeries, kMonday, 10s, kMonday - 1h, 10s})) << "the note was taken for a part of the save";
+  EXPECT_EQ(see_step(now, kSeries, kMonday, kMonday - 1h, kMonday, at_time(30s)), now);
+  EXPECT_EQ(see_step(now, kSeries, kMonday + 1s, kMonday + 1s, kMonday + 1s, at_time(40s)).completed_at, 40s);
 }
 
 TEST(SeeStepTest, WhatIsDatedAMomentAgoCompletedThen) {
   const auto completed_at = [](std::chrono::seconds age, StoreTime now) {
-    return see_step({}, kSeries, kMonday, kMonday - age, {kMonday, now}).completed_at;
+    return see_step({}, kSeries, kMonday, kMonday - age, kMonday - age, {kMonday, now}).completed_at;
   };
   EXPECT_EQ(completed_at(20s, 100s), 80s);
   EXPECT_EQ(completed_at(0s, 100s), 100s);
@@ -295,7 +304,7 @@ TEST_F(LedgerTest, WhatWasSeenIsKept) {
   const InodeNumber step = make_folder("/steps/global_step1");
   ASSERT_FALSE(ledger_of(*store_, step).value().seen);
   const StoreClock clock = StoreClock::load(store_->index()).value();
-  const SeenStep seen = see_step({}, at("/steps"), kMonday, kMonday, at_time(clock.now()));
+  const SeenStep seen = see_step({}, at("/steps"), kMonday, kMonday, kMonday, at_time(clock.now()));
   ASSERT_TRUE(note_seen(*store_, clock, {{step, seen}, {step + 1000, seen}}));
   reopen();
   EXPECT_EQ(ledger_of(*store_, step).value().seen, seen);

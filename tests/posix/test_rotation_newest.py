@@ -11,7 +11,7 @@ import pytest
 
 from checking import equal, opened, read, true, write
 from hugging import safetensors
-from mounting import run, wait_until
+from mounting import CKPTFS, run, wait_until
 from rotating_series import SERIES, WEIGHTS, date, decisions, make_series, never, policy, stays, steps, write_step
 
 
@@ -41,10 +41,13 @@ def test_a_run_that_evaluates_a_step_of_another_keeps_its_own(mount):
     program = ("import shutil, sys, time; time.sleep(2.2); shutil.copytree(*sys.argv[1:3]); sys.stdin.readline()\n"
                "open(sys.argv[3], 'w').write('{}'); print('evaluated', flush=True); sys.stdin.read()")
     series = mount.path / SERIES
-    before = write_step(mount, 7)
+    before = series / "checkpoint-7"
     with subprocess.Popen([sys.executable, "-c", program, template, series / "checkpoint-3", before / "eval_results.json"],
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE) as training:
+        stays(mount, {3})
+        write_step(mount, 7)
         stays(mount, {3, 7})
+        time.sleep(1.2)  # the kernel's times of files lag behind
         training.stdin.write(b"\n")
         training.stdin.flush()
         equal(training.stdout.readline(), b"evaluated\n", "what the training does")
@@ -67,6 +70,23 @@ def test_an_evaluation_makes_no_step_newer(mount):
     for name in ("eval_results.json", "README.md"):
         write(mount.path / SERIES / "checkpoint-7" / name, b"{}")
         never(mount, {3, 7})
+
+
+@pytest.mark.one_mode
+def test_thinning_makes_no_evaluated_step_newer(mount):
+    make_series(mount)
+    step = write_step(mount, 10, extra=4096)
+    write_step(mount, 20)
+
+    def completed():
+        listed = json.loads(run(CKPTFS, "ls", "--json", mount.path / SERIES).stdout)["steps"]
+        return next(one["completed"] for one in listed if one["tag"] == step.name)
+
+    saved = completed()
+    time.sleep(2.1)
+    write(step / "eval_results.json", b"{}")
+    wait_until("it is thinned", lambda: run(CKPTFS, "thin", step, check=False).returncode == 0)
+    equal((completed(), (step / "optimizer.pt").exists()), (saved, False), "when it was saved")
 
 
 @pytest.mark.one_mode

@@ -6,6 +6,8 @@
 #include <sstream>
 #include <string_view>
 
+#include "meta/names.h"
+
 namespace ckptfs::meta {
 namespace {
 

@@ -37,7 +37,7 @@ def status_of(series):
 
 
 def wait_for(step, state, seconds=60):
-    wait_until(f"{step.name} is {state}", lambda: state_of(step).startswith(state), seconds, 0.1)
+    wait_until(f"{step.parent.name}/{step.name} is {state}", lambda: state_of(step).startswith(state), seconds, 0.1)
 
 
 def content(size, seed):

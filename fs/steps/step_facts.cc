@@ -110,8 +110,7 @@ Result<> find_latest(const meta::Tree& tree, meta::InodeNumber series, SeriesSta
   return success();
 }
 
-// Whoever first wrote when all that a save writes was there has added notes. Where nothing tells that, it may be a
-// saver.
+// Did it first write after the last checkpoint file was written? Then it has added notes. In doubt it is a saver.
 bool only_noted(const meta::StepWriter& writer, const SaveTimes& times) {
   constexpr std::chrono::seconds kCoarse{1};  // the kernel's times of files lag behind
   return writer.since != meta::WallTime() && times.saved_at != meta::WallTime() &&
@@ -496,11 +495,9 @@ void StepFactsFinder::find_best_models(SeriesStatus& status) {
   };
   add(&meta::StepFacts::is_whole);
   add(&meta::StepFacts::is_saved);
-  std::set<meta::Process> runs;
-  for (const StepStatus& step : status.steps) runs.insert(step.facts.runs.begin(), step.facts.runs.end());
-  for (const meta::Process& run : runs)
-    for (const auto& of : {&meta::StepFacts::runs, &meta::StepFacts::savers})
-      add([&](const meta::StepFacts& step) { return step.is_complete() && (step.*of).contains(run); });
+  std::vector<meta::StepFacts> facts;
+  for (const StepStatus& step : status.steps) facts.push_back(step.facts);
+  for (const meta::Holds& holds : meta::complete_steps_of_runs(facts)) add(holds);
   for (const StepStatus* const step : newest) {
     const auto named = best_model_of(*step);
     if (named) best.emplace(step->facts.owner, named.value());

@@ -118,7 +118,8 @@ WritersState state_of_writers(const std::vector<StepWriter>& writers, const std:
 // What is to be kept of a step that is in `series` now, was last changed at `changed` and completed at `completed`
 // (none: it is not complete), where `before` was kept. What is dated less than a minute ago completed when it is dated:
 // so steps that complete one soon after the other are in order, whichever is looked at first. `touched`: when any file
-// of it was written last, notes among them. Before 0.1.0 a step was kept as completed then, which is no other save.
+// of it was written last, notes among them. If `before` has that as the time of completion, as stores from before 0.1.0
+// do, it is the same save.
 SeenStep see_step(const std::optional<SeenStep>& before, InodeNumber series, WallTime changed,
                   const std::optional<WallTime>& completed, WallTime touched, const Moment& now);
 // Together with the clock. Steps that are gone are left out. Not durable on return.

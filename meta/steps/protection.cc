@@ -32,8 +32,7 @@ const std::array kRows{
         "it is the newest complete step that a training saved here", nullptr, 1},
     Row{Reason::newest_resumable, "newest with more than swap state", kLose, &StepFacts::is_resumable,
         "it is the newest complete step with more than swap state, from which DeepSpeed resumes", nullptr, 1},
-    // One of each run: two trainings may save into one series. If a run wrote to a newer step that it did not save, as
-    // an evaluation does, that was perhaps no save: both the newest that it wrote to and the newest that it saved stay.
+    // Those of each run (complete_steps_of_runs): two trainings may save into one series.
     Row{Reason::newest_of_run, "newest of its run", kLose, &StepFacts::is_complete,
         "it is the newest complete step of a process that still runs", nullptr, 1},
     Row{Reason::newest_before, "newest before one that is saved again", kLose, &StepFacts::is_settled,
@@ -104,6 +103,17 @@ std::vector<size_t> newest_of(const std::vector<StepFacts>& steps, const Holds& 
   return newest;
 }
 
+std::vector<Holds> complete_steps_of_runs(const std::vector<StepFacts>& steps) {
+  std::set<Process> runs;
+  for (const StepFacts& step : steps) runs.insert(step.runs.begin(), step.runs.end());
+  std::vector<Holds> found;
+  for (const Process& run : runs) {
+    for (const auto& of : {&StepFacts::runs, &StepFacts::savers})
+      found.emplace_back([run, of](const StepFacts& step) { return step.is_complete() && (step.*of).contains(run); });
+  }
+  return found;
+}
+
 std::optional<size_t> newest_to_resume(const std::vector<StepFacts>& steps, uint32_t user, uint32_t series_owner) {
   const auto is_newer = [user](const StepFacts& a, const StepFacts& b) {
     if (a.swap_only != b.swap_only) return b.swap_only;
@@ -140,8 +150,6 @@ std::vector<Reason> own_protections(const StepFacts& step, Act act) {
 // Of the rows about the newest steps, the first ones, a step gets one only.
 Protections find_protections(const std::vector<StepFacts>& steps, std::optional<uint64_t> hold_unpushed) {
   Protections found(steps.size());
-  std::set<Process> runs;
-  for (const StepFacts& step : steps) runs.insert(step.runs.begin(), step.runs.end());
   for (const Row& row : kRows) {
     if ((row.acts & kLose) == 0) continue;
     const uint64_t count = row.reason == Reason::unpushed ? hold_unpushed.value_or(row.count) : row.count;
@@ -154,10 +162,7 @@ Protections find_protections(const std::vector<StepFacts>& steps, std::optional<
       protect(row.holds);
       continue;
     }
-    for (const Process& run : runs) {
-      for (const auto& of : {&StepFacts::runs, &StepFacts::savers})
-        protect([&](const StepFacts& step) { return row.holds(step) && (step.*of).contains(run); });
-    }
+    for (const Holds& holds : complete_steps_of_runs(steps)) protect(holds);
   }
   return found;
 }

@@ -67,6 +67,9 @@ std::vector<size_t> rank(const std::vector<StepFacts>& steps, std::vector<size_t
 // The newest of each owner's steps of which `holds` is true: those with a rank below `count`.
 using Holds = std::function<bool(const StepFacts&)>;
 std::vector<size_t> newest_of(const std::vector<StepFacts>& steps, const Holds& holds, uint64_t count = 1);
+// For each process that lives: its complete steps, once all that it wrote to, and once those that it saved. If it wrote
+// to a newer step that it did not save, as an evaluation does, the newest of both matter.
+std::vector<Holds> complete_steps_of_runs(const std::vector<StepFacts>& steps);
 // Of which the newest is never lost. Who takes a step out looks at these again right before.
 inline constexpr std::array kNeverLost{&StepFacts::is_complete, &StepFacts::is_saved, &StepFacts::is_resumable};
 // The complete step that `user` goes on from: one of their own before one of `series_owner`, and never another user's,

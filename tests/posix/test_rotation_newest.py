@@ -1,5 +1,6 @@
 """Rotation by xattrs: which steps are the newest, of whom, and what takes their place."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,15 +16,28 @@ from mounting import CKPTFS, run, wait_until
 from rotating_series import SERIES, WEIGHTS, date, decisions, make_series, never, policy, stays, steps, write_step
 
 
+@contextlib.contextmanager
+def training(mount, step, act=""):
+    """A process that has run too long to be a command, saves the step, and carries `act` out when it gets a line."""
+    program = f"import shutil, sys, time; time.sleep(2.2); shutil.copytree(*sys.argv[1:3])\n{act}\nsys.stdin.read()"
+    words = (sys.executable, "-c", program, write_step(mount, 1, series="elsewhere"), step)
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+
+
+def act_of(process):
+    """Lets a training act. Returns the line that it prints."""
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
 @pytest.mark.one_mode
 def test_each_run_keeps_its_newest_step(mount):
     """Two trainings in one series: what one saves takes nothing from the other while that runs."""
     make_series(mount, keep_last=1)
-    template = write_step(mount, 1, series="elsewhere")
-    program = "import shutil, sys, time; time.sleep(2.2); shutil.copytree(*sys.argv[1:]); sys.stdin.read()"
     write_step(mount, 500)
-    with subprocess.Popen([sys.executable, "-c", program, template, mount.path / SERIES / "checkpoint-1"],
-                          stdin=subprocess.PIPE) as other:
+    with training(mount, mount.path / SERIES / "checkpoint-1") as other:
         stays(mount, {1, 500})
         for number in (600, 700):
             write_step(mount, number)
@@ -37,26 +51,21 @@ def test_each_run_keeps_its_newest_step(mount):
 def test_a_run_that_evaluates_a_step_of_another_keeps_its_own(mount):
     """A training begins anew, so that its numbers are lower than those of the one before, and evaluates a step of that."""
     make_series(mount, keep_last=1)
-    template = write_step(mount, 1, series="elsewhere")
-    program = ("import shutil, sys, time; time.sleep(2.2); shutil.copytree(*sys.argv[1:3]); sys.stdin.readline()\n"
-               "open(sys.argv[3], 'w').write('{}'); print('evaluated', flush=True); sys.stdin.read()")
     series = mount.path / SERIES
     before = series / "checkpoint-7"
-    with subprocess.Popen([sys.executable, "-c", program, template, series / "checkpoint-3", before / "eval_results.json"],
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as training:
+    act = f"sys.stdin.readline(); open('{before}/eval_results.json', 'w').write('{{}}'); print('evaluated', flush=True)"
+    with training(mount, series / "checkpoint-3", act) as other:
         stays(mount, {3})
         write_step(mount, 7)
         stays(mount, {3, 7})
         time.sleep(1.2)  # the kernel's times of files lag behind
-        training.stdin.write(b"\n")
-        training.stdin.flush()
-        equal(training.stdout.readline(), b"evaluated\n", "what the training does")
+        equal(act_of(other), "evaluated", "what the training does")
         stays(mount, {3, 7})
         for number in (17, 20):
             shutil.copytree(before, series / f"checkpoint-{number}")
         mount.wait_for_rounds(5)
         true(3 in steps(mount), f"what the training saved last: {decisions(policy(mount))}")
-        training.stdin.close()
+        other.stdin.close()
     wait_until("its own goes once it has ended", lambda: 3 not in steps(mount), 20, 0.05)
 
 
@@ -93,18 +102,14 @@ def test_thinning_makes_no_evaluated_step_newer(mount):
 def test_who_is_refused_has_written_nothing(mount):
     """A training that cannot write to a sealed step has saved no newer one."""
     make_series(mount, keep_last=1)
-    template = write_step(mount, 1, series="elsewhere")
-    program = ("import shutil, sys, time; time.sleep(2.2); shutil.copytree(*sys.argv[1:3]); sys.stdin.readline()\n"
-               "try: open(sys.argv[3], 'w')\nexcept PermissionError: print('refused', flush=True)\nsys.stdin.read()")
     series = mount.path / SERIES
     sealed = write_step(mount, 500)
-    with subprocess.Popen([sys.executable, "-c", program, template, series / "checkpoint-1", sealed / "config.json"],
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+    act = ("sys.stdin.readline()\n"
+           f"try: open('{sealed}/config.json', 'w')\nexcept PermissionError: print('refused', flush=True)")
+    with training(mount, series / "checkpoint-1", act) as other:
         stays(mount, {1, 500})
         mount.control(f"{SERIES}/checkpoint-500", "seal", "1")
-        other.stdin.write(b"\n")
-        other.stdin.flush()
-        equal(other.stdout.readline(), b"refused\n", "what the training gets")
+        equal(act_of(other), "refused", "what the training gets")
         never(mount, {1, 500})
         other.stdin.close()
 

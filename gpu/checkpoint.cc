@@ -115,7 +115,7 @@ void add_wanted(const Item& item, const Box& box, uint64_t begin, uint64_t end, 
 }  // namespace
 
 Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& path, const Options& options) {
-  const meta::formats::MapOptions map{kMostMapBytes, kMostMapRuns, true, options.names == Names::saved};
+  const meta::formats::MapOptions map{kMostMapBytes, kMostMapRuns, true, options.names == Names::saved, false};
   TRY_ASSIGN(auto source, open_source(path, options.remote));
   std::unique_ptr<Checkpoint> found(new Checkpoint(std::move(source)));
   const meta::formats::StepFiles& files = found->source_->files();

@@ -26,7 +26,7 @@ namespace ckptfs::meta::formats {
 
 // The version of the readers. Raise it when they make another map of the same files: maps that older readers left in
 // the index are then made anew.
-inline constexpr uint64_t kReaders = 6;
+inline constexpr uint64_t kReaders = 7;
 
 // Parts that cannot be read are listed as problems, and everything else is in the map. If the step's limit on what is
 // read is reached, the map is empty except for that problem.

@@ -4,10 +4,7 @@
 // Format: torch/distributed/checkpoint/metadata.py (Metadata, MetadataIndex), filesystem.py (_StorageInfo),
 // default_planner.py (planner_data: the keys that lead to a tensor in the nested dict that was saved).
 //
-// These keys tell which parameter a tensor belongs to. The model's tensors are below "model" (or "module",
-// "state_dict"), or at the top if there is none of these. The optimizer's states have the keys "state", the parameter's
-// name and the state's name, or one key of the three joined by dots, which torch.distributed.checkpoint.state_dict
-// makes. Any other tensor is named by all of its keys. With MapOptions::saved_names none of that is done.
+// Which parameter a tensor belongs to: state_dict.h. With MapOptions::saved_names it is not asked.
 #pragma once
 
 #include "meta/formats/completeness_judgement.h"

@@ -23,6 +23,9 @@ struct MapOptions {
   // Of a DCP checkpoint: each tensor under the name that it was saved by, with the state kParam, and not sorted into
   // parameters and their states. Of several folders in one step each name gets its folder as a prefix.
   bool saved_names = false;
+  // Of a step of ckptfs.Saver: sort its tensors into parameters and their states (state_dict.h). A view does. A load
+  // names them as they were saved.
+  bool sorts_saved = true;
 };
 
 // Thread safety: one thread at a time.

@@ -11,6 +11,7 @@
 #include "meta/formats/box.h"
 #include "meta/formats/manifest.h"
 #include "meta/formats/safetensors.h"
+#include "meta/formats/state_dict.h"
 #include "meta/names.h"
 
 namespace ckptfs::meta::formats {
@@ -54,10 +55,30 @@ class SavedStepReader {
     for (Whole& whole : wholes_) {
       if (!add_whole(std::move(whole))) break;
     }
+    if (budget_.options().sorts_saved) sort();
     return std::move(map_);
   }
 
  private:
+  // Tells the model from the optimizer, or says why that cannot be.
+  void sort() {
+    const std::vector<std::string> names(names_.begin(), names_.end());
+    if (are_nested(names)) {
+      std::vector<SavedTensor> saved;
+      for (Parameter& one : map_.parameters)
+        saved.push_back({{}, {}, keys_of_nested(one.name), std::move(one.states.at(kParam))});
+      TensorMap sorted = by_parameter(std::move(saved), false);
+      map_.parameters = std::move(sorted.parameters);
+      for (Problem& problem : sorted.problems) add_problem(map_, std::move(problem));
+    } else if (const auto state = std::ranges::find_if(names, is_named_as_state); state != names.end()) {
+      add_problem(map_, {"", *state + " is of an optimizer: nothing tells which tensors are the model's",
+                         Problem::Kind::left_out});
+    }
+    if (of_each_rank_)
+      add_problem(
+          map_, {"", "each rank has tensors of its own: nothing tells which are the model's", Problem::Kind::left_out});
+  }
+
   // Returns false if there is no more room. Then the pieces of other files are not known, so no whole is put together.
   bool add_file(uint32_t index, bool several) {
     const std::string& path = files_.list()[index].path;
@@ -82,6 +103,7 @@ class SavedStepReader {
   }
 
   bool add_plain(uint32_t index, SafeTensor tensor, const std::string& prefix) {
+    of_each_rank_ = of_each_rank_ || !prefix.empty();
     return add(prefix + tensor.name,
                {tensor.dtype, std::move(tensor.shape), {{index, tensor.offset, tensor.size}}, {}});
   }
@@ -140,6 +162,7 @@ class SavedStepReader {
   std::vector<Whole> wholes_;              // in the order in which their first pieces are read
   std::map<std::string, size_t> numbers_;  // in wholes_, by name
   std::set<std::string> names_;            // of what is in the map
+  bool of_each_rank_ = false;              // some are tensors of one rank
 };
 
 }  // namespace

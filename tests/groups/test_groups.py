@@ -139,6 +139,24 @@ def test_a_training_goes_on_with_other_ranks(mount, scratch, place):
         parts |= more
     equal(sorted(parts), sorted(whole), "steps")
     true(all(abs(parts[step] - whole[step]) < 1e-5 for step in whole), f"losses: {parts} and {whole}")
+    if place == "mount":
+        judge_the_model(mount, folder / "steps" / "step_6")
+
+
+def judge_the_model(mount, step):
+    """What calls itself the model has the model's names, and nothing of Adam's."""
+    view, names = mount.path / "views" / "steps" / step.name, ["0.bias", "0.weight", "2.bias", "2.weight"]
+    equal(names_in(view / "model.fp32.safetensors"), names, "the model in the view")
+    equal(sorted(os.listdir(view / "by_name" / "0.weight")), ["exp_avg", "exp_avg_sq", "param", "step"], "a parameter")
+    before = (view / "by_name" / "0.weight" / "param").read_bytes()
+    run(CKPTFS, "thin", "--to", "fp32", step)
+    equal(names_in(step / "model.safetensors"), names, "the thinned step")
+    equal((view / "by_name" / "0.weight" / "param").read_bytes(), before, "a weight of the thinned step")
+
+
+def names_in(file):
+    with open(file, "rb") as opened:
+        return sorted(json.loads(opened.read(int.from_bytes(opened.read(8), "little"))).keys() - {"__metadata__"})
 
 
 @pytest.mark.long

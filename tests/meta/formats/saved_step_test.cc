@@ -47,7 +47,7 @@ class SavedStep {
       step_.add(manifest_name(rank), manifest_text({"a1", rank, ranks_, {}}));
     return step_;
   }
-  TensorMap read() { return read_checkpoint(files()); }
+  TensorMap read(const MapOptions& options = {}) { return read_checkpoint(files(), options); }
   std::string values(const Tensor& tensor) const {
     std::string bytes;
     for (const Piece& piece : tensor.pieces) {
@@ -74,8 +74,9 @@ TEST(SavedStep, PiecesOfAllRanksAreJoined) {
              {"flat", {3}, "012", SavedPiece{"flat", {3}, {0}}},
              {"own", {2}, "zz", {}}});
   const TensorMap map = step.read();
-  EXPECT_TRUE(map.problems.empty()) << map.problems.front().reason;
   EXPECT_THAT(names_of(map), ElementsAre("rank0/own", "rank1/own", "w", "flat"));
+  ASSERT_EQ(map.problems.size(), 1U);  // "rank0/own" is no name of the model
+  EXPECT_EQ(map.problems.front().kind, Problem::Kind::left_out);
   const Tensor& whole = find(map, "w").states.at(kParam);
   EXPECT_EQ(whole.shape, (Shape{2, 4}));
   EXPECT_EQ(step.values(whole), "abcdefgh");
@@ -155,6 +156,53 @@ TEST(SavedStep, EntriesThatAreNoneAreProblems) {
     ASSERT_FALSE(map.problems.empty()) << text;
     EXPECT_THAT(map.problems.front().reason, HasSubstr("w: what it is a piece of")) << text;
   }
+}
+
+// {"model": ..., "optimizer": ...}: a view that called all of it the model would hold Adam's moments, too.
+TEST(SavedStep, AModelBesideItsOptimizer) {
+  for (const std::string of : {"optimizer.", "optimizer.state.", "optim.", "optimizer_0."}) {
+    SavedStep step;
+    step.rank({{"model.0.weight", {2}, "ww", {}},
+               {"model.model.w", {1}, "v", {}},
+               {of + "0.weight.exp_avg", {2}, "mm", {}},
+               {of + "0.weight.step", {}, "s", {}},
+               {of + "7.exp_avg", {1}, "o", {}},
+               {"rng", {1}, "r", {}}});
+    const TensorMap map = step.read();
+    EXPECT_TRUE(map.problems.empty()) << map.problems.front().reason;
+    const Parameter& weight = find(map, "0.weight");
+    EXPECT_EQ(weight.kind, Parameter::Kind::trained);
+    EXPECT_EQ(step.values(weight.states.at(kParam)), "ww");
+    EXPECT_EQ(step.values(weight.states.at("exp_avg")), "mm");
+    EXPECT_EQ(weight.states.count("step"), 1U);
+    EXPECT_EQ(find(map, "model.w").kind, Parameter::Kind::trained);
+    EXPECT_EQ(find(map, of + "7.exp_avg").kind, Parameter::Kind::resume);
+    EXPECT_EQ(find(map, "rng").kind, Parameter::Kind::other);
+    // A load takes the names by which they were saved.
+    EXPECT_THAT(names_of(step.read({.sorts_saved = false})),
+                ElementsAre("model.0.weight", "model.model.w", of + "0.weight.exp_avg", of + "0.weight.step",
+                            of + "7.exp_avg", "rng"));
+  }
+}
+
+// Most models of Hugging Face have names below "model", and beside it.
+TEST(SavedStep, AModelWhoseOwnNamesBeginWithModel) {
+  SavedStep step;
+  step.rank({{"model.embed.weight", {1}, "e", {}}, {"lm_head.weight", {1}, "h", {}}});
+  const TensorMap map = step.read();
+  EXPECT_TRUE(map.problems.empty());
+  EXPECT_THAT(names_of(map), ElementsAre("model.embed.weight", "lm_head.weight"));
+}
+
+TEST(SavedStep, AnOptimizerOfNoKnownModelIsNotPassedForTheModel) {
+  SavedStep step;
+  step.rank({{"net.w", {1}, "w", {}}, {"opt.w.exp_avg", {1}, "m", {}}});
+  const TensorMap map = step.read();
+  EXPECT_EQ(map.parameters.size(), 2U);
+  ASSERT_EQ(map.problems.size(), 1U);
+  EXPECT_EQ(map.problems.front().kind, Problem::Kind::left_out);
+  EXPECT_THAT(map.problems.front().reason, HasSubstr("opt.w.exp_avg is of an optimizer"));
+  EXPECT_TRUE(step.read({.sorts_saved = false}).problems.empty());
 }
 
 TEST(SavedStep, APieceAndATensorOfOneName) {

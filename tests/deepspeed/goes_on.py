@@ -15,12 +15,14 @@ from ending import end_rank
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--nvme", required=True)
-    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="bf16")
-    parser.add_argument("--stage", type=int, default=3)
+    parser.add_argument("--nvme", required=True, help="the folder to swap to, or 'none'")
+    parser.add_argument("--no-offload", action="store_true", help="with --nvme none: not to the processor's memory, either")
+    parser.add_argument("--layers-a-group", type=float, help="the size of a sub-group of the optimizer")
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"))
+    parser.add_argument("--stage", type=int)
     parser.add_argument("--pipeline", action="store_true")
-    parser.add_argument("--width", type=int, default=variety.WIDTH)
-    parser.add_argument("--threshold", type=int, default=4096, help="parameters up to this size are on every rank")
+    parser.add_argument("--width", type=int)
+    parser.add_argument("--threshold", type=int, help="parameters up to this size are on every rank")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--save", metavar="DIR", help="save here after the last step")
     parser.add_argument("--resume", metavar="DIR", help="go on from here")
@@ -28,7 +30,7 @@ def parse_arguments():
     parser.add_argument("--pretend", metavar="VERSION", help="of DeepSpeed")
     parser.add_argument("--without-scheduler", action="store_true", help="as Lightning loads")
     parser.add_argument("--out", required=True, help="the result, .RANK is appended")
-    parser.set_defaults(universal=None)
+    parser.set_defaults(**variety.DEFAULTS)
     return parser.parse_args()
 
 
@@ -39,6 +41,8 @@ def state_of(torch, deepspeed, engine):
     found["settings"] = [{key: repr(value) for key, value in sorted(group.items()) if key != "params"}
                          for group in engine.optimizer.optimizer.param_groups]
     found["loss scale"] = repr(engine.optimizer.cur_scale if hasattr(engine.optimizer, "cur_scale") else None)
+    found["scheduler"] = repr(engine.lr_scheduler.state_dict())
+    found["counters"] = [engine.global_steps, engine.global_samples, engine.skipped_steps]
     found["steps"] = sorted(int(state["step"]) for state in engine.optimizer.optimizer.state.values())
     return found
 

@@ -18,7 +18,7 @@ def parse_arguments():
     parser.add_argument("--nvme", required=True)
     parser.add_argument("--series", required=True, help="where to save")
     parser.add_argument("--plain", action="store_true", help="load by the engine's own function")
-    parser.set_defaults(stage=3, dtype="bf16", pipeline=False, width=1024, threshold=4096, universal=None)
+    parser.set_defaults(**variety.DEFAULTS | {"width": 1024})
     return parser.parse_args()
 
 

@@ -15,17 +15,19 @@ from ending import end_rank
 
 WIDTH = 901  # odd, and large enough that three ranks swap
 STATES = ("exp_avg", "exp_avg_sq")
+DEFAULTS = {"stage": 3, "dtype": "bf16", "pipeline": False, "width": WIDTH, "threshold": 4096, "layers_a_group": 1.5,
+            "no_offload": False, "universal": None}
 
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stage", type=int, default=3)
-    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="bf16")
+    parser.add_argument("--stage", type=int)
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"))
     parser.add_argument("--nvme", required=True, help="the folder to swap to, or 'none' to keep all in memory")
     parser.add_argument("--pipeline", action="store_true", help="pipelined swapping of the optimizer")
-    parser.add_argument("--width", type=int, default=WIDTH)
+    parser.add_argument("--width", type=int)
     parser.add_argument("--steps", type=int, default=2)
-    parser.set_defaults(threshold=4096)
+    parser.set_defaults(**DEFAULTS)
     parser.add_argument("--save", metavar="DIR")
     parser.add_argument("--tag")
     parser.add_argument("--universal", metavar="DIR", help="begin with DeepSpeed's universal checkpoint there")
@@ -36,14 +38,14 @@ def parse_arguments():
 def deepspeed_config(options, scheduler=False):
     zero = {"stage": options.stage, "overlap_comm": False, "contiguous_gradients": True}
     if options.stage == 3:
-        zero.update(sub_group_size=options.width * options.width * 3 // 2,
+        zero.update(sub_group_size=int(options.width * options.width * options.layers_a_group),
                     stage3_param_persistence_threshold=options.threshold)
     if options.nvme != "none":
         count = 12 if options.pipeline else 4
         zero["offload_optimizer"] = {"device": "nvme", "nvme_path": options.nvme, "pin_memory": False,
                                      "buffer_count": count, "pipeline_read": options.pipeline,
                                      "pipeline_write": options.pipeline}
-    elif options.stage == 3:
+    elif options.stage == 3 and not options.no_offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
     config = {
         "train_micro_batch_size_per_gpu": 2,

@@ -10,7 +10,7 @@ import textwrap
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "gpu" / "python" / "ckptfs"
 ADAPTERS = {"deepspeed": "deepspeed.md", "dcp": "loading.md#pytorch-dcp", "transformers": "trainer.md",
-            "patch": "deepspeed.md#without-a-changed-script", "universal": "deepspeed.md#more-ranks-other-ranks-more-nodes"}
+            "patch": "deepspeed.md#without-a-changed-script", "universal": "deepspeed.md#other-ranks"}
 SHORT = {"str | os.PathLike[str]": "Path", "pieces.": "", "group_loading.": "", "torch.cuda.Stream": "Stream"}
 PRIVATE = "    # --- for the adapters"  # a class shows no method below this line
 

@@ -21,7 +21,7 @@ OLD_STORES = sorted(pathlib.Path(__file__).parent.glob("store-format-*.tar.xz"))
 @pytest.mark.one_mode
 @pytest.mark.parametrize("packed", OLD_STORES, ids=lambda path: path.name.split(".")[0])
 def test_is_opened_with_all_that_is_in_it(packed, work, disk, mode):
-    folder = disk / packed.name
+    folder = disk / f"{packed.name}-{mode}"
     folder.mkdir()
     run("tar", "--xattrs", "-xf", packed, "-C", folder)
     store = Store(folder / "store")

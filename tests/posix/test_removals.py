@@ -97,6 +97,7 @@ def test_killed_at_any_point(mount):
         mount.faults = None
         mount.start()
         stays(mount, {first + 1}, f"after {point}", 30)
+        wait_until("all is emptied", lambda: mount.status()["rotation"]["being_emptied"] == 0)  # else the next dies of it
 
 
 @pytest.mark.one_mode

@@ -8,6 +8,7 @@ DeepSpeed's own load brings back the master weights of what it swaps, and nothin
 step at 0, the learning rate at its first value, and what was too small to swap keeps its random start. Here the run goes
 on as if it had never stopped, to the last bit. Both functions are called by every rank, as DeepSpeed's own. They work
 on any path, not only on a ckptfs mount. ckptfs.patch puts them in the place of DeepSpeed's own, for engines on a mount.
+A ZeRO-3 engine takes a step of any number of ranks (ckptfs.elastic).
 
 What this knows of DeepSpeed's inside is in `_check_inside`. A load by another version than those of `TESTED` is refused
 by name, and nothing is changed. CKPTFS_DEEPSPEED=VERSION in the environment tries one more version.
@@ -25,8 +26,9 @@ import logging
 import mmap
 import os
 import pathlib
+import pickle
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ckptfs import durable, states
@@ -36,9 +38,11 @@ if TYPE_CHECKING:
 
     from deepspeed import DeepSpeedEngine
 
+    from ckptfs import elastic
     from ckptfs.checkpoint_engine import CheckpointEngine
 
-__all__ = ["Alignment", "CheckpointEngine", "NotSupported", "check", "latest_of", "load_checkpoint", "save_checkpoint"]
+__all__ = ["Alignment", "CheckpointEngine", "NotSupported", "accumulation_steps", "check", "latest_of", "load_checkpoint",
+           "save_checkpoint"]
 
 # The path that was loaded, and the client's state; two times None, if there was nothing to load.
 Loaded: TypeAlias = "tuple[str | None, dict[str, Any] | None]"
@@ -151,20 +155,20 @@ def save_by(plain: Callable[..., bool], engine: DeepSpeedEngine, save_dir: str |
     writer = getattr(engine, "checkpoint_engine", None)
     if getattr(writer, "is_ckptfs", False):
         return plain(save_dir, tag=tag, client_state=client_state or {}, save_latest=save_latest, **options)
-    _require(not saves_later(engine), "a checkpoint engine that writes after save_checkpoint has returned is not supported")
+    require(not saves_later(engine), "a checkpoint engine that writes after save_checkpoint has returned is not supported")
     tag = str(tag if tag is not None else f"global_step{engine.global_steps}")
     with _own_call():
         saved = plain(save_dir, tag=tag, client_state=client_state or {}, save_latest=False, **options)
     step = pathlib.Path(save_dir) / tag
     rank, ranks = _share(engine)
-    with _Together("the step is not complete, and `latest` was left as it is"):  # all files are there
+    with Together("the step is not complete, and `latest` was left as it is"):  # all files are there
         ids = ids_of(engine) if rank == 0 else {}
         if ids:
             durable.replace(step / IDS, json.dumps(ids))
-    with _Together("the step is not durable, and `latest` was left as it is"):
+    with Together("the step is not durable, and `latest` was left as it is"):
         durable.sync(step, rank, ranks)
         durable.sync_one(step.parent)
-    with _Together("`latest` could not be written"):
+    with Together("`latest` could not be written"):
         if save_latest and rank == 0:
             durable.replace(pathlib.Path(save_dir) / "latest", tag)
     return saved
@@ -189,13 +193,13 @@ def _share(engine: DeepSpeedEngine) -> tuple[int, int]:
     return engine.global_rank, dist.get_world_size()
 
 
-class _Together:
+class Together:
     """What every rank does: where it fails on one, it fails on all, and none waits for ever for another."""
 
     def __init__(self, what: str) -> None:
         self.what = what
 
-    def __enter__(self) -> _Together:
+    def __enter__(self) -> Together:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None,
@@ -221,9 +225,10 @@ def _device() -> str:
 
 def load_checkpoint(engine: DeepSpeedEngine, load_dir: str | os.PathLike[str], tag: str | None = None,
                     **options: Any) -> Loaded:
-    """Loads as engine.load_checkpoint does, and restores what that leaves out. All ranks call it, at any step.
+    """Loads as engine.load_checkpoint does, and restores what that leaves out. All ranks call it, at any step. With ZeRO-3 the
+    step may be of any number of ranks, other sub-groups, and another kind of offload (ckptfs.elastic).
     NotSupported (on other ranks RuntimeError), before anything is changed: this DeepSpeed is not known, or the checkpoint
-    is of other ranks, sub-groups or parameters.
+    is of other parameters.
     """
     return load_by(engine.load_checkpoint, engine, load_dir, tag, **options)
 
@@ -231,22 +236,78 @@ def load_checkpoint(engine: DeepSpeedEngine, load_dir: str | os.PathLike[str], t
 def load_by(plain: Callable[..., Loaded], engine: DeepSpeedEngine, load_dir: str | os.PathLike[str],
             tag: str | None = None, **options: Any) -> Loaded:
     """load_checkpoint, where `plain` is DeepSpeed's own, bound to the engine."""
-    optimizer, reader = engine.optimizer, getattr(engine, "checkpoint_engine", None)
+    reader, swapped = getattr(engine, "checkpoint_engine", None), is_swapped(engine)
     if reader is not None and getattr(reader, "is_ckptfs", False):
         reader.wait()  # what was saved last is there, and `latest`
-    if not getattr(optimizer, "swap_optimizer", False):
+    if not swapped and not on_all_ranks(_may_be_elastic(engine, load_dir, tag, options)):
         return plain(load_dir, tag, **options)
-    with _Together("nothing was changed"):
-        _check_inside(engine, options)
-        if tag is None:
-            tag = latest_of(load_dir)
-        state = _Saved(engine, load_dir, str(tag))
+    with Together("nothing was changed"):
+        if swapped:
+            _check_inside(engine, options)
+        tag = str(tag) if tag is not None else latest_of(load_dir)
+        step = _inspect(pathlib.Path(load_dir) / tag, swapped)
+        other = step.other_layout(engine) if step is not None else ""
+    if not on_all_ranks(not other):
+        return _fill(engine, step, options)
+    with Together("nothing was changed"):
+        state = _Saved(engine, load_dir, tag) if swapped else None
     with _own_call():
-        result = plain(load_dir, str(tag), **options)
-    if result[0] is None:
-        return result
-    state.restore(options.get("load_lr_scheduler_states", True))
+        result = plain(load_dir, tag, **options)
+    if state is not None and result[0] is not None:
+        state.restore(options.get("load_lr_scheduler_states", True))
     return result
+
+
+def _inspect(path: pathlib.Path, must: bool) -> elastic.Step | None:
+    """None: what DeepSpeed's own load may take, and this cannot read."""
+    from ckptfs import elastic
+    try:
+        return elastic.Step(path)
+    except (OSError, ValueError, KeyError, pickle.UnpicklingError) as problem:
+        if must:
+            raise
+        _log.warning("%s: loaded by DeepSpeed alone: %s", path, problem)
+        return None
+
+
+def _fill(engine: DeepSpeedEngine, step: elastic.Step | None, options: Mapping[str, Any]) -> Loaded:
+    from ckptfs import elastic
+    with contextlib.ExitStack() as opened:
+        with Together("nothing was changed"):
+            if step is None:
+                raise NotSupported("the step has another layout, and its small state cannot be read here")
+            filling = opened.enter_context(contextlib.closing(elastic.Filling(engine, step)))
+            filling.check(options)
+        return filling.fill()
+
+
+def is_swapped(engine: DeepSpeedEngine) -> bool:
+    """Is its optimizer on NVMe?"""
+    return bool(getattr(getattr(engine, "optimizer", None), "swap_optimizer", False))
+
+
+def is_zero3(engine: DeepSpeedEngine) -> bool:
+    return type(getattr(engine, "optimizer", None)).__name__ == "DeepSpeedZeroOptimizer_Stage3"
+
+
+def _may_be_elastic(engine: DeepSpeedEngine, load_dir: str | os.PathLike[str], tag: str | None,
+                    options: Mapping[str, Any]) -> bool:
+    """Is all of a step wanted in a ZeRO-3 engine? Then the step is looked into."""
+    if not is_zero3(engine) or engine.load_universal_checkpoint():
+        return False
+    if not options.get("load_optimizer_states", True) or options.get("load_module_only", False):
+        return False
+    return os.path.isdir(os.path.join(load_dir, str(tag))) if tag is not None else os.path.isfile(
+        os.path.join(load_dir, "latest"))
+
+
+def on_all_ranks(condition: bool) -> bool:
+    """Does it hold on every rank? Else some would wait for ever for others. All ranks ask."""
+    import torch
+    from deepspeed import comm as dist
+    lacking = torch.tensor([0 if condition else 1], dtype=torch.int64, device=_device())
+    dist.all_reduce(lacking)
+    return lacking.item() == 0
 
 
 def latest_of(folder: str | os.PathLike[str]) -> str:
@@ -259,7 +320,23 @@ def latest_of(folder: str | os.PathLike[str]) -> str:
     return tag
 
 
-def _require(condition: object, what: str) -> None:
+def accumulation_steps(step: str | os.PathLike[str], *, ranks: int, micro_batch: int) -> int:
+    """The gradient_accumulation_steps that keep the global batch of the step's run, on so many ranks with so many samples
+    each. ValueError: there are none, or the step does not tell its batch."""
+    model = states.load(states.small_files(pathlib.Path(step))[0])
+    config = model.get("ds_config")
+    told = config if isinstance(config, dict) else {}
+    batch, one = told.get("train_batch_size"), told.get("train_micro_batch_size_per_gpu")
+    if not isinstance(batch, int) and isinstance(one, int):
+        batch = one * int(told.get("gradient_accumulation_steps", 1)) * int(model["dp_world_size"])
+    if not isinstance(batch, int):
+        raise ValueError(f"{step} does not tell the batch size of its run")
+    if batch % (ranks * micro_batch) != 0:
+        raise ValueError(f"the global batch of {step} is {batch}, no multiple of {ranks} ranks with {micro_batch} samples each")
+    return batch // (ranks * micro_batch)
+
+
+def require(condition: object, what: str) -> None:
     if not condition:
         import deepspeed
         raise NotSupported(f"DeepSpeed {deepspeed.__version__}: {what} (known: {', '.join(TESTED)}); nothing was changed")
@@ -283,30 +360,64 @@ _INSIDE = {
 _INSIDE_INFO = ("has_state_tensors", "add_state_tensors", "get_swap_paths", "numel")
 
 
-def _check_inside(engine: DeepSpeedEngine, options: Mapping[str, Any]) -> None:
+def check_version() -> None:
     import deepspeed
-    _require(is_known_version(), "ckptfs.deepspeed does not know this version. Install one that it knows, or try this one "
-                                 f"with CKPTFS_DEEPSPEED={deepspeed.__version__} in the environment")
-    for where, names in _INSIDE.items():
+    require(is_known_version(), "ckptfs.deepspeed does not know this version. Install one that it knows, or try this one "
+                                f"with CKPTFS_DEEPSPEED={deepspeed.__version__} in the environment")
+
+
+def check_names(engine: DeepSpeedEngine, known: Mapping[str, Iterable[str]]) -> None:
+    """Has the engine inside what is used of it? {"engine.optimizer": names, ...}"""
+    for where, names in known.items():
         thing = engine
         for part in where.split(".")[1:]:
             thing = getattr(thing, part)
         for name in names:
-            _require(hasattr(thing, name), f"{where} has no {name}")
-    optimizer = engine.optimizer
-    for info in optimizer.optimizer_swapper.swap_params_info.values():
-        for name in _INSIDE_INFO:
-            _require(hasattr(info, name), f"what it knows of a swapped sub-group has no {name}")
+            require(hasattr(thing, name), f"{where} has no {name}")
+
+
+def check_optimizer(optimizer: Any) -> None:
     for name, wanted in (("zenflow", False), ("use_muon", False), ("partial_offload", 1.0)):
-        _require(not hasattr(optimizer, name) or not getattr(optimizer, name) or getattr(optimizer, name) == wanted,
-                 f"{name} is not supported")
-    _require(options.get("load_optimizer_states", True),
-             "load_optimizer_states=False is not supported: use engine.load_checkpoint")
-    _require(not options.get("load_module_only", False), "load_module_only is not supported: use engine.load_checkpoint")
-    adam = optimizer.optimizer
-    if type(adam).__name__ == "DeepSpeedCPUAdam":
-        _require(hasattr(adam, "opt_id") and hasattr(getattr(adam, "ds_opt_adam", None), "adam_update"),
-                 "its CPUAdam has no adam_update")
+        require(not hasattr(optimizer, name) or not getattr(optimizer, name) or getattr(optimizer, name) == wanted,
+                f"{name} is not supported")
+    if _is_cpu_adam(optimizer.optimizer):
+        require(hasattr(optimizer.optimizer, "opt_id") and
+                hasattr(getattr(optimizer.optimizer, "ds_opt_adam", None), "adam_update"), "its CPUAdam has no adam_update")
+
+
+def _check_inside(engine: DeepSpeedEngine, options: Mapping[str, Any]) -> None:
+    check_version()
+    check_names(engine, _INSIDE)
+    for info in engine.optimizer.optimizer_swapper.swap_params_info.values():
+        for name in _INSIDE_INFO:
+            require(hasattr(info, name), f"what it knows of a swapped sub-group has no {name}")
+    check_optimizer(engine.optimizer)
+    require(options.get("load_optimizer_states", True),
+            "load_optimizer_states=False is not supported: use engine.load_checkpoint")
+    require(not options.get("load_module_only", False), "load_module_only is not supported: use engine.load_checkpoint")
+
+
+def _is_cpu_adam(adam: object) -> bool:
+    return type(adam).__name__ == "DeepSpeedCPUAdam"
+
+
+def walk_powers(engine: DeepSpeedEngine, steps: Iterable[tuple[int, tuple[float, float]]]) -> None:
+    """CPUAdam multiplies beta up step by step, in float; after a jump it takes the power, which differs in the last bit. So
+    it is walked through the steps that its groups have made, each with its betas, by tensors of no elements."""
+    import torch
+    adam, made = engine.optimizer.optimizer, list(steps)
+    if not made or not _is_cpu_adam(adam) or getattr(engine.lr_scheduler, "cycle_momentum", False):
+        return
+    nothing = torch.empty(0)
+
+    def tick(step: int, betas: tuple[float, float]) -> None:
+        adam.ds_opt_adam.adam_update(adam.opt_id, step, 0.0, betas[0], betas[1], 1e-8, 0.0, True, nothing, nothing, nothing,
+                                     nothing)
+
+    for step in range(1, made[0][0] + 1):
+        tick(step, made[0][1])
+    for step, betas in made:
+        tick(step, betas)
 
 
 class _Saved:
@@ -326,15 +437,8 @@ class _Saved:
         self._check_files()
 
     def _check_same_model(self) -> None:
-        _require(self.saved["partition_count"] == self.optimizer.partition_count,
-                 f"the checkpoint is of {self.saved['partition_count']} ranks, this run of "
-                 f"{self.optimizer.partition_count}")
-        theirs = [getattr(group, "ds_id", None) for group in self.saved["fp32_flat_groups"]]
-        ours = [group.ds_id for group in self.flat]
-        _require(theirs == ours, f"the checkpoint's sub-groups are {theirs}, this run's {ours}: the model or "
-                                 "sub_group_size differ")
         groups = self.saved["optimizer_state_dict"]["param_groups"]
-        _require(len(groups) == len(self.adam.param_groups), "the checkpoint has other groups of parameters")
+        require(len(groups) == len(self.adam.param_groups), "the checkpoint has other groups of parameters")
 
     def _match_states(self) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
         """For each sub-group its saved state and its saved group of hyperparameters."""
@@ -343,7 +447,7 @@ class _Saved:
         self.optimizer._set_fp32_optimizer_param_groups()
         try:
             for live, theirs in zip(self.adam.param_groups, saved["param_groups"], strict=True):
-                _require(len(live["params"]) == len(theirs["params"]), "the checkpoint has other groups of parameters")
+                require(len(live["params"]) == len(theirs["params"]), "the checkpoint has other groups of parameters")
                 for parameter, number in zip(live["params"], theirs["params"], strict=True):
                     found[id(parameter)] = (saved["state"].get(number, {}), theirs)
         finally:
@@ -364,13 +468,13 @@ class _Saved:
         for index, group in enumerate(self.flat):
             if index not in self.swapped:
                 same = self.saved["fp32_flat_groups"][index].numel() == group.numel()
-                _require(same, f"sub-group {group.ds_id} of the checkpoint has another length")
+                require(same, f"sub-group {group.ds_id} of the checkpoint has another length")
                 continue
             info = self.swapper.swap_params_info[group.ds_id]
             needed = self.swapper._io_aligned_numel(info.numel()) * self.swapper.swap_element_size
             for name in self._files(index):
                 path = self.folder / f"{name}.tensor.swp"
-                _require(path.exists() and path.stat().st_size >= needed, f"{path} is missing or shorter than {needed}")
+                require(path.exists() and path.stat().st_size >= needed, f"{path} is missing or shorter than {needed}")
 
     def restore(self, with_scheduler: bool) -> None:
         import torch
@@ -382,7 +486,9 @@ class _Saved:
                 else:
                     self._restore_small(index)
             self._restore_settings(with_scheduler)
-            self._restore_powers()
+            matched = (self.states[id(group)] for group in self.flat)
+            walk_powers(self.engine, [(int(state["step"]), settings["betas"]) for state, settings in matched
+                                      if "step" in state])
             self.optimizer.checkpoint_event_epilogue()  # by every rank: it gathers
 
     def _restore_swapped(self, index: int) -> None:
@@ -426,24 +532,3 @@ class _Saved:
         scheduler = self.engine.lr_scheduler
         if with_scheduler and getattr(scheduler, "_last_lr", None) is not None:
             scheduler._last_lr = [group["lr"] for group in self.adam.param_groups]
-
-    def _restore_powers(self) -> None:
-        """CPUAdam multiplies beta up step by step, in float; after a jump it takes the power, which differs in the last
-        bit. So it is walked through the steps, with tensors of no elements."""
-        import torch
-        if type(self.adam).__name__ != "DeepSpeedCPUAdam" or getattr(self.engine.lr_scheduler, "cycle_momentum", False):
-            return
-        matched = (self.states[id(group)] for group in self.flat)
-        steps = [(int(state["step"]), settings["betas"]) for state, settings in matched if "step" in state]
-        if not steps:
-            return
-        nothing = torch.empty(0)
-
-        def tick(step: int, betas: tuple[float, float]) -> None:
-            self.adam.ds_opt_adam.adam_update(self.adam.opt_id, step, 0.0, betas[0], betas[1], 1e-8, 0.0, True, nothing,
-                                              nothing, nothing, nothing)
-
-        for step in range(1, steps[0][0] + 1):
-            tick(step, steps[0][1])
-        for step, betas in steps:
-            tick(step, betas)

@@ -1,8 +1,8 @@
 """DeepSpeedEngine's load_checkpoint and save_checkpoint, as ckptfs.patch replaces them.
 
 Whoever calls them, a Trainer, accelerate, Lightning or a program of one's own, gets ckptfs.deepspeed's functions, if
-the engine's optimizer is on NVMe, and both its swap files and the checkpoint are on a ckptfs mount, on every rank. Any
-other engine gets DeepSpeed's own.
+the engine's optimizer is on NVMe, and both its swap files and the checkpoint are on a ckptfs mount, on every rank. Its
+load is that of any ZeRO-3 engine whose checkpoint is on a mount. Any other engine gets DeepSpeed's own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _replacement(plain: Callable[..., object], takes_over: Callable[..., bool],
 
     @functools.wraps(plain)
     def method(engine: DeepSpeedEngine, *arguments: Any, **named: Any) -> object:
-        if ckptfs.deepspeed.is_own_call() or not _is_swapped(engine):
+        if ckptfs.deepspeed.is_own_call():
             return plain(engine, *arguments, **named)
         _engine, *given = signature.bind(engine, *arguments, **named).arguments.items()
         if not takes_over(engine, **dict(given)):
@@ -54,21 +54,21 @@ def _replacement(plain: Callable[..., object], takes_over: Callable[..., bool],
     return method
 
 
-def _is_swapped(engine: DeepSpeedEngine) -> bool:
-    return bool(getattr(getattr(engine, "optimizer", None), "swap_optimizer", False))
-
-
 def _takes_over_load(engine: DeepSpeedEngine, load_dir: str, tag: str | None = None, load_optimizer_states: bool = True,
                      load_module_only: bool = False, **_: object) -> bool:
+    if not ckptfs.deepspeed.is_swapped(engine) and not ckptfs.deepspeed.is_zero3(engine):
+        return False
     if not load_optimizer_states or load_module_only or engine.load_universal_checkpoint():
         return False
     is_there = tag is not None or os.path.isfile(os.path.join(load_dir, "latest"))
-    return _all_ranks(is_there and _is_on_mount(engine, load_dir))
+    return ckptfs.deepspeed.on_all_ranks(is_there and _is_on_mount(engine, load_dir))
 
 
 def _takes_over_save(engine: DeepSpeedEngine, save_dir: str, **_: object) -> bool:
     """With a checkpoint engine that writes later, `latest` is that one's business."""
-    if ckptfs.deepspeed.saves_later(engine) or not _all_ranks(_is_on_mount(engine, save_dir)):
+    if not ckptfs.deepspeed.is_swapped(engine) or ckptfs.deepspeed.saves_later(engine):
+        return False
+    if not ckptfs.deepspeed.on_all_ranks(_is_on_mount(engine, save_dir)):
         return False
     if not ckptfs.deepspeed.is_known_version():
         import deepspeed
@@ -82,16 +82,6 @@ def _takes_over_save(engine: DeepSpeedEngine, save_dir: str, **_: object) -> boo
 def _is_on_mount(engine: DeepSpeedEngine, folder: str) -> bool:
     swapper = getattr(engine.optimizer, "optimizer_swapper", None)
     return mounts.holds(folder) and mounts.holds(getattr(swapper, "swap_folder", folder))
-
-
-def _all_ranks(condition: bool) -> bool:
-    """Does it hold on every rank? Else some would wait for ever for others."""
-    import torch
-    from deepspeed import comm as dist
-    from deepspeed.accelerator import get_accelerator
-    lacking = torch.tensor([0 if condition else 1], dtype=torch.int64, device=get_accelerator().current_device_name())
-    dist.all_reduce(lacking)
-    return lacking.item() == 0
 
 
 def _tell(what: str) -> None:

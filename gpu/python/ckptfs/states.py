@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
+
+_MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_00_model_states\.pt")
+_OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
+_OTHERS = re.compile(r"mp_rank_(?!00)\d+_|^layer_|_expert_")
+
+
+def small_files(step: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """The model_states.pt and the optim_states.pt of the step's first rank that is here. ValueError: it has none, or the
+    model is cut in another way than by ZeRO."""
+    names = sorted(os.listdir(step))
+    if others := [name for name in names if _OTHERS.search(name)]:
+        raise ValueError(f"{step}: model parallel and expert checkpoints are not converted: {others[0]}")
+    found = []
+    for pattern in (_MODEL, _OPTIMIZER):
+        ranked = [(int(match[1] or 0), name) for name in names if (match := pattern.fullmatch(name))]
+        if not ranked:
+            raise ValueError(f"{step} has no file like {pattern.pattern}")
+        found.append(step / min(ranked)[1])
+    return found[0], found[1]
 
 
 def classes() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:

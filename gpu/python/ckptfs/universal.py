@@ -21,7 +21,6 @@ import json
 import os
 import pathlib
 import pickle
-import re
 import shutil
 import sys
 import types
@@ -35,8 +34,6 @@ __all__ = ["Refused", "convert"]
 _Entries = dict[str, dict[str, Any]]  # by state: the manifest's entry
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-_MODEL = re.compile(r"(zero_pp_rank_0_)?mp_rank_00_model_states\.pt")
-_OPTIMIZER = re.compile(r"(bf16_)?zero_pp_rank_0_mp_rank_00_optim_states\.pt")
 _KEPT = ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad", "zero_stage", "partition_count")
 
 
@@ -58,7 +55,10 @@ def convert(step: str | os.PathLike[str], out: str | os.PathLike[str],
     if manifest["problems"]:
         told = "; ".join(f"{one['file']}: {one['reason']}" for one in manifest["problems"])
         raise Refused(f"not all of {step} can be read: {told}")
-    model_file, optimizer_file = _only(step, _MODEL), _only(step, _OPTIMIZER)
+    try:
+        model_file, optimizer_file = states.small_files(step)
+    except ValueError as problem:
+        raise Refused(str(problem)) from None
     small = _SmallState(torch, optimizer_file)
     tensors = _by_parameter(manifest)
     unfinished = _folder_of_our_own(out.with_name(f".{out.name}.unfinished"))
@@ -95,16 +95,6 @@ def _view_of(step: pathlib.Path) -> pathlib.Path:
         if (view / "manifest.json").exists():
             return view
     raise Refused(f"{step} has no view: it is no step of a ckptfs mount")
-
-
-def _only(step: pathlib.Path, pattern: re.Pattern[str]) -> pathlib.Path:
-    found = [path for path in step.iterdir() if pattern.fullmatch(path.name)]
-    others = [path.name for path in step.iterdir() if re.search(r"mp_rank_(?!00)\d+_|^layer_|_expert_", path.name)]
-    if others:
-        raise Refused(f"model parallel and expert checkpoints are not converted: {others[0]}")
-    if len(found) != 1:
-        raise Refused(f"{step} has {len(found)} files like {pattern.pattern}, not one")
-    return found[0]
 
 
 def _by_parameter(manifest: Mapping[str, Any]) -> dict[str, _Entries]:

@@ -1,0 +1,102 @@
+"""A step goes into a ZeRO-3 engine of any number of ranks, other sub-groups and another kind of offload, bit for bit."""
+
+import json
+import pathlib
+
+import pytest
+
+from harness import Ckptfs, equal, ranks_running, true, wait_for_ranks
+
+pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(1800)]
+
+BEFORE, AFTER = 3, 3
+IN_MEMORY = ("--nvme", "none")
+OTHER_GROUPS = ("--layers-a-group", "0.6")
+# As from 2 ranks with the optimizer on NVMe: ranks, and the words for goes_on.py.
+TARGETS = ((3, ("--pipeline",)), (1, IN_MEMORY), (2, (*IN_MEMORY, "--no-offload")), (2, OTHER_GROUPS))
+# Of other ranks, types and devices, each into several.
+LONG = {
+    (2, ()): ((1, ()), (4, ()), (3, IN_MEMORY), (3, (*IN_MEMORY, "--no-offload"))),
+    (1, ("--dtype", "fp16")): ((2, ("--dtype", "fp16")), (3, ("--dtype", "fp16", *IN_MEMORY))),
+    (4, ("--dtype", "fp32")): ((2, ("--dtype", "fp32")), (3, ("--dtype", "fp32", *IN_MEMORY)), (1, ("--dtype", "fp32", "--pipeline"))),
+    (3, IN_MEMORY): ((2, ()), (2, IN_MEMORY), (3, ("--pipeline",)), (3, (*IN_MEMORY, *OTHER_GROUPS))),
+    (2, (*IN_MEMORY, "--no-offload")): ((1, ("--pipeline",)), (3, (*IN_MEMORY, "--no-offload")), (4, IN_MEMORY)),
+    (2, (*IN_MEMORY, "--stage", "2")): ((3, ()), (2, IN_MEMORY)),
+    (2, (*IN_MEMORY, "--stage", "1")): ((1, ()),),
+    (2, ("--pipeline",)): ((2, ()), (2, (*IN_MEMORY,))),
+}
+
+
+def train(scene, ranks, name, *words, script="goes_on.py"):
+    """The results of the ranks, and what they printed."""
+    scene.number += 1
+    out = scene.work / f"{scene.number}-{name}"
+    log = out.with_suffix(".log")
+    given = [*([] if "--nvme" in words else ["--nvme", str(scene.point)]), "--out", str(out), *map(str, words)]
+    with open(log, "wb") as output, ranks_running(ranks, given, output, script=script) as processes:
+        wait_for_ranks(processes, log)
+    return [json.loads(pathlib.Path(f"{out}.{rank}").read_text()) for rank in range(ranks)], log.read_text(errors="replace")
+
+
+def judge(loaded, saved, what):
+    """All that the step holds is in the engine: of the settings those that both optimizers have."""
+    for name, wanted in saved.items():
+        got = loaded[name]
+        if name == "settings":
+            wanted = [{key: group[key] for key in ("lr", "betas", "eps", "weight_decay")} for group in wanted]
+            got = [{key: group[key] for key in wanted[0]} for group in got]
+        elif name == "steps":
+            wanted, got = set(wanted), set(got)
+        equal(got, wanted, f"{what}: {name}")
+
+
+def goes_into(scene, series, saved, targets):
+    for ranks, words in targets:
+        what = f"{ranks} ranks, {' '.join(words)}"
+        loaded, said = train(scene, ranks, "loaded", "--steps", 0, "--resume", series, *words)
+        for result in loaded:
+            equal(result["first"], BEFORE, f"{what}: the step that was resumed")
+            judge(result["state"], saved, what)
+        equal(said.count("loaded by the parameters' names"), 1, f"{what}: what is said")
+
+
+def test_of_two_ranks_on_nvme(scene):
+    with Ckptfs().place(scene) as mount:
+        series = mount.path / "steps"
+        series.mkdir(exist_ok=True)
+        whole, _ = train(scene, 2, "whole", "--steps", BEFORE + AFTER)
+        saved, _ = train(scene, 2, "saved", "--steps", BEFORE, "--save", series)
+        goes_into(scene, series, saved[0]["state"], TARGETS)
+        later, _ = train(scene, 2, "later", "--steps", AFTER, "--resume", series, *OTHER_GROUPS)
+        for rank in range(2):
+            equal(saved[rank]["losses"] + later[rank]["losses"], whole[rank]["losses"], f"losses of rank {rank}")
+        later, said = train(scene, 2, "later", "--steps", AFTER, "--resume", series)
+        true("parameters' names" not in said, "where the layout is the same the exact way is taken")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("source", LONG, ids=lambda source: " ".join(map(str, (source[0], *source[1]))))
+def test_of_others(scene, source):
+    ranks, words = source
+    with Ckptfs().place(scene) as mount:
+        series = mount.path / "steps"
+        series.mkdir(exist_ok=True)
+        saved, _ = train(scene, ranks, "saved", "--steps", BEFORE, "--save", series, *words)
+        goes_into(scene, series, saved[0]["state"], LONG[source])
+
+
+@pytest.mark.long
+def test_what_does_not_fit_is_refused(scene):
+    """By name, on all ranks, and the engine trains on as if nothing had been."""
+    with Ckptfs().place(scene) as mount:
+        series = mount.path / "steps"
+        series.mkdir(exist_ok=True)
+        train(scene, 1, "saved", "--steps", 2, "--save", series)
+        plain, _ = train(scene, 2, "untouched", "--series", series, "--untouched", script="refusing.py")
+        found, _ = train(scene, 2, "offered", "--series", series, script="refusing.py")
+        for rank, result in enumerate(found):
+            equal([wrong for wrong in result["wrong"] if wrong], [], f"rank {rank}: not refused so")
+            true(len(result["wrong"]) >= 25, f"{len(result['wrong'])} refusals")
+            equal(result["changed"], [], f"rank {rank}: what changed the engine")
+            equal(result["losses"], plain[rank]["losses"], f"rank {rank}: losses")
+            equal(result["broken"], "", f"rank {rank}: a disk that fails in the middle")

@@ -28,6 +28,7 @@ def parse_arguments():
     parser.add_argument("--resume", metavar="DIR", help="go on from here")
     parser.add_argument("--plain", action="store_true", help="save and resume by the engine's own functions")
     parser.add_argument("--pretend", metavar="VERSION", help="of DeepSpeed")
+    parser.add_argument("--warm", action="store_true", help="train a step before the load")
     parser.add_argument("--without-scheduler", action="store_true", help="as Lightning loads")
     parser.add_argument("--out", required=True, help="the result, .RANK is appended")
     parser.set_defaults(**variety.DEFAULTS)
@@ -37,14 +38,33 @@ def parse_arguments():
 def state_of(torch, deepspeed, engine):
     """Returns the digest of every parameter and its states, gathered, and the optimizer's settings."""
     found = {name: {state: one["sha256"] for state, one in states.items()}
-             for name, states in variety.truth(torch, deepspeed, engine, 3).items()}
+             for name, states in variety.truth(torch, deepspeed, engine, engine.zero_optimization_stage()).items()}
     found["settings"] = [{key: repr(value) for key, value in sorted(group.items()) if key != "params"}
                          for group in engine.optimizer.optimizer.param_groups]
     found["loss scale"] = repr(engine.optimizer.cur_scale if hasattr(engine.optimizer, "cur_scale") else None)
-    found["scheduler"] = repr(engine.lr_scheduler.state_dict())
+    found["scheduler"] = repr(engine.lr_scheduler.state_dict()) if engine.lr_scheduler else None
     found["counters"] = [engine.global_steps, engine.global_samples, engine.skipped_steps]
     found["steps"] = sorted(int(state["step"]) for state in engine.optimizer.optimizer.state.values())
     return found
+
+
+def note_reads(noted):
+    """The bytes that each ckptfs.Checkpoint.load_boxes reads."""
+    from ckptfs.loading import Checkpoint
+    plain = Checkpoint.load_boxes
+
+    def load_boxes(*given):
+        report = plain(*given)
+        noted.append(report.read)
+        return report
+
+    Checkpoint.load_boxes = load_boxes
+
+
+def part_of(engine):
+    """Bytes of this rank's part of all that is loaded by names: three times fp32 of what is trained, the frozen as they are."""
+    return sum(12 * parameter.partition_numel() if parameter.requires_grad else parameter.partition_numel() *
+               parameter.element_size() for parameter in engine.module.parameters())
 
 
 def main():
@@ -62,6 +82,10 @@ def main():
     deepspeed.init_distributed(dist_backend="gloo")
     engine = variety.build(torch, deepspeed, options, scheduler=True)
     first = 0
+    if options.warm:
+        variety.train(torch, engine, 1, rank)
+    read = []
+    note_reads(read)
     if options.resume:
         load = engine.load_checkpoint if options.plain else functools.partial(ckptfs.deepspeed.load_checkpoint, engine)
         load(options.resume, load_lr_scheduler_states=not options.without_scheduler)
@@ -70,7 +94,8 @@ def main():
     if options.save:
         save = engine.save_checkpoint if options.plain else functools.partial(ckptfs.deepspeed.save_checkpoint, engine)
         save(options.save)
-    result = {"losses": losses, "first": first, "state": state_of(torch, deepspeed, engine)}
+    result = {"losses": losses, "first": first, "read": sum(read), "part": part_of(engine) if read else 0,
+              "state": state_of(torch, deepspeed, engine)}
     with open(f"{options.out}.{rank}", "w", encoding="utf-8") as out:
         json.dump(result, out, indent=1, sort_keys=True)
     end_rank()

@@ -98,23 +98,27 @@ def make_steps(torch, series):
     return [
         make("amsgrad", "only Adam's states", of_optimizer=more_of_adam),
         make("counts", "neighbours have made [1, 2] steps", of_optimizer=other_count),
-        make("no_state", "have made [-1] steps", of_optimizer=without_state),
+        make("no_state", "before the optimizer's first step", of_optimizer=without_state),
         make("names", "has no optimizer state of it", of_model=renamed),
         make("no_names", "nothing tells the parameters", of_model=lambda content: content.update(param_shapes=None)),
         make("frozen", "has no frozen.weight", of_model=lambda content: content["frozen_param_fragments"].clear()),
         make("buffer", "no such buffer mean", of_model=lambda content: content["module"].update(mean=torch.zeros(7))),
+        make("more", "not here, but in", of_model=lambda content: content["module"].update(other=torch.zeros(7))),
+        make("counter", "does not tell its global_samples", of_model=lambda content: content.pop("global_samples")),
+        make("twice", "not one", of_folder=lambda step: shutil.copy(files_of(step)[0], step / "mp_rank_00_model_states.pt")),
         make("scheduler", "load_lr_scheduler_states=False", of_model=lambda content: content.update(lr_scheduler=None)),
         make("sampler", "the state of a data_sampler", of_model=lambda content: content.update(data_sampler={"consumed": 1})),
         make("swap_file", "has no ", of_folder=lambda step: next(step.rglob("exp_avg-*.tensor.swp")).unlink()),
         make("cut", "has no ", of_folder=lambda step: os.truncate(next(step.rglob("exp_avg-*.tensor.swp")), 1 << 20)),
         make("parallel", "model parallel", of_folder=lambda step: (step / "mp_rank_01_model_states.pt").touch()),
-        make("experts", "expert checkpoints", of_folder=lambda step: (step / "layer_0_expert_0_mp_rank_00_model_states.pt").touch()),
+        make("experts", "expert checkpoints",
+             of_folder=lambda step: (step / "layer_0_expert_0_mp_rank_00_model_states.pt").touch()),
         make("empty", "has no file like", of_folder=lambda step: [file.unlink() for file in files_of(step)]),
         ("global_step99", "global_step99"),
     ]
 
 
-def engines(deepspeed, engine, rank):
+def engines(torch, deepspeed, engine, rank):
     """What it may not be: (words, how to make it so)."""
     optimizer, adam = engine.optimizer, engine.optimizer.optimizer
     frozen = next(parameter for parameter in engine.module.parameters() if not parameter.requires_grad)
@@ -125,11 +129,14 @@ def engines(deepspeed, engine, rank):
     yield "partial_offload is not supported", having(optimizer, partial_offload=0.5), {}
     yield "zenflow is not supported", having(optimizer, zenflow=True), {}
     yield "use_muon is not supported", having(optimizer, use_muon=True), {}
+    yield "master weights of another type", having(optimizer, master_weights_and_grads_dtype=torch.bfloat16), {}
+    yield "offload_states() is not supported", having(optimizer, offloaded_states={"cpu"}), {}
     yield "does not go into a MiCS_Optimizer", of_class(optimizer, "MiCS_Optimizer"), {}
-    yield "the optimizer Lion is not supported", of_class(adam, "Lion"), {}
+    yield "Lion is not supported", of_class(adam, "Lion"), {}
     yield "does not know this version", other, {}
     yield "custom_load_fn is not supported", contextlib.nullcontext(), {"custom_load_fn": lambda src, dst: None}
     yield "is frozen and on NVMe", having(frozen.ds_tensor, status=type(frozen.ds_tensor.status)(2)), {}
+    yield "told different steps", contextlib.nullcontext(), {"tag": TAG if rank == 0 else "amsgrad_step2"}
     if rank == 1:  # the others hear of it
         yield "has no name", having(engine, param_names={}), {}
     else:
@@ -183,7 +190,7 @@ def main():
         torch.distributed.broadcast_object_list(offered)
         before = state_of(torch, deepspeed, engine)
         offers = [(words, contextlib.nullcontext(), {"tag": tag}) for tag, words in offered[0]]
-        for words, state, arguments in [*offers, *engines(deepspeed, engine, rank)]:
+        for words, state, arguments in [*offers, *engines(torch, deepspeed, engine, rank)]:
             with state:
                 result["wrong"].append(refused(functools.partial(load, **{"tag": TAG, **arguments}), words))
             if state_of(torch, deepspeed, engine) != before:

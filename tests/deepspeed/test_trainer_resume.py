@@ -96,6 +96,24 @@ def test_resume(scene, run_):
 
 
 @pytest.mark.long
+def test_other_ranks_go_on(scene):
+    """Two ranks are killed; one goes on from what they had saved, then three."""
+    run_ = Run(ranks=2)
+    with Ckptfs().place(scene) as mount:
+        train_until_killed(scene, run_)
+        exact = train(scene, run_, "exact", "--resume", "--steps", str(SAVED))
+        alone, other = dataclasses.replace(run_, ranks=1), dataclasses.replace(run_, ranks=3)
+        for step, before, after in ((SAVED, exact, alone), (STEPS, train(scene, alone, "goes on", "--resume"), other)):
+            loaded = train(scene, after, "loaded", "--resume", "--steps", str(step))
+            for result in loaded:
+                equal(result["losses"], [], "steps of a run that has made all of them")
+                for name in before[0]["state"].keys() - {"steps"}:
+                    equal(result["state"][name], before[0]["state"][name], f"{after.ranks} ranks at step {step}: {name}")
+                equal(set(result["state"]["steps"]), {step}, "steps of Adam")
+        equal(lossy(mount), [], "warnings of a resume that lost nothing")
+
+
+@pytest.mark.long
 def test_without_the_patch_it_is_told_of(scene):
     """Else this module is not needed any more."""
     run_ = Run(way="none")

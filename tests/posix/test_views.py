@@ -181,7 +181,7 @@ def test_nobody_waits_for_anothers_view(mount):
     tensors, view = step_with(mount)
     _, other = step_with(mount, 1, "checkpoint-8")
     mount.stop()
-    mount.binary, mount.faults = CKPTFS_DEBUG, "views.make=1:sleep:3000"
+    mount.binary, mount.faults = CKPTFS_DEBUG, f"views.make=1:sleep:{by_level(3000, 15000)}"
     mount.start()
     answered = []
 

@@ -21,12 +21,12 @@ import contextvars
 import copy
 import dataclasses
 import errno
+import hashlib
 import json
 import logging
 import mmap
 import os
 import pathlib
-import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -194,10 +194,11 @@ def _share(engine: DeepSpeedEngine) -> tuple[int, int]:
 
 
 class Together:
-    """What every rank does: where it fails on one, it fails on all, and none waits for ever for another."""
+    """What every rank of a group does (of all ranks without one): where it fails on one, it fails on all, and none waits for
+    ever for another."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, what: str, group: Any = None) -> None:
+        self.what, self.group = what, group
 
     def __enter__(self) -> Together:
         return self
@@ -209,7 +210,7 @@ class Together:
         if problem is not None and not isinstance(problem, Exception):
             return False
         failed = torch.tensor([0 if problem is None else 1], dtype=torch.int64, device=_device())
-        dist.all_reduce(failed)
+        dist.all_reduce(failed, group=self.group)
         if problem is None and failed.item() > 0:
             raise RuntimeError(f"{int(failed.item())} other ranks failed (their errors say why): {self.what}")
         return False
@@ -239,17 +240,22 @@ def load_by(plain: Callable[..., Loaded], engine: DeepSpeedEngine, load_dir: str
     reader, swapped = getattr(engine, "checkpoint_engine", None), is_swapped(engine)
     if reader is not None and getattr(reader, "is_ckptfs", False):
         reader.wait()  # what was saved last is there, and `latest`
-    if not swapped and not on_all_ranks(_may_be_elastic(engine, load_dir, tag, options)):
+    if not swapped and not _may_be_elastic(engine, load_dir, tag, options):
         return plain(load_dir, tag, **options)
-    with Together("nothing was changed"):
+    group = engine.optimizer.dp_process_group
+    with Together("nothing was changed", group):
         if swapped:
             _check_inside(engine, options)
         tag = str(tag) if tag is not None else latest_of(load_dir)
-        step = _inspect(pathlib.Path(load_dir) / tag, swapped)
-        other = step.other_layout(engine) if step is not None else ""
-    if not on_all_ranks(not other):
-        return _fill(engine, step, options)
-    with Together("nothing was changed"):
+        step, other = _inspect(engine, pathlib.Path(load_dir) / tag, swapped)
+    _require_one_tag(tag, load_dir, group)
+    if not on_all_ranks(not other, group):
+        with contextlib.ExitStack() as opened:
+            with Together("nothing was changed", group):
+                filling = opened.enter_context(_filling(engine, step, options))
+                filling.check()
+            return filling.fill()
+    with Together("nothing was changed", group):
         state = _Saved(engine, load_dir, tag) if swapped else None
     with _own_call():
         result = plain(load_dir, tag, **options)
@@ -258,27 +264,35 @@ def load_by(plain: Callable[..., Loaded], engine: DeepSpeedEngine, load_dir: str
     return result
 
 
-def _inspect(path: pathlib.Path, must: bool) -> elastic.Step | None:
-    """None: what DeepSpeed's own load may take, and this cannot read."""
-    from ckptfs import elastic
+def _inspect(engine: DeepSpeedEngine, path: pathlib.Path, must: bool) -> tuple[elastic.Step | None, str]:
+    """The step, and in words, how it is cut otherwise than the engine, if it is. Without `must`, what cannot be inspected is
+    left to DeepSpeed's own load."""
+    import torch.distributed as dist
     try:
-        return elastic.Step(path)
-    except (OSError, ValueError, KeyError, pickle.UnpicklingError) as problem:
+        from ckptfs import elastic
+        step = elastic.Step(path, dist.get_rank(engine.optimizer.dp_process_group),
+                            engine._get_zero_ckpt_name(path.parent, path.name))
+        return step, step.other_layout(engine)
+    except Exception as problem:
         if must:
             raise
         _log.warning("%s: loaded by DeepSpeed alone: %s", path, problem)
-        return None
+        return None, ""
 
 
-def _fill(engine: DeepSpeedEngine, step: elastic.Step | None, options: Mapping[str, Any]) -> Loaded:
+def _filling(engine: DeepSpeedEngine, step: elastic.Step | None,
+             options: Mapping[str, Any]) -> contextlib.closing[elastic.Filling]:
     from ckptfs import elastic
-    with contextlib.ExitStack() as opened:
-        with Together("nothing was changed"):
-            if step is None:
-                raise NotSupported("the step has another layout, and its small state cannot be read here")
-            filling = opened.enter_context(contextlib.closing(elastic.Filling(engine, step)))
-            filling.check(options)
-        return filling.fill()
+    if step is None:
+        raise NotSupported("the step has another layout than this run, and its small state cannot be read here")
+    return contextlib.closing(elastic.Filling(engine, step, options))
+
+
+def _require_one_tag(tag: str, folder: str | os.PathLike[str], group: Any) -> None:
+    """Each rank has read `latest` by itself."""
+    number = int.from_bytes(hashlib.blake2b(tag.encode(), digest_size=7).digest(), "big")
+    if len({_largest(number, group), -_largest(-number, group)}) > 1:
+        raise NotSupported(f"the ranks were told different steps of {folder}, this one {tag}; nothing was changed")
 
 
 def is_swapped(engine: DeepSpeedEngine) -> bool:
@@ -292,22 +306,28 @@ def is_zero3(engine: DeepSpeedEngine) -> bool:
 
 def _may_be_elastic(engine: DeepSpeedEngine, load_dir: str | os.PathLike[str], tag: str | None,
                     options: Mapping[str, Any]) -> bool:
-    """Is all of a step wanted in a ZeRO-3 engine? Then the step is looked into."""
-    if not is_zero3(engine) or engine.load_universal_checkpoint():
+    """Is all of a step wanted in a ZeRO-3 engine of a version that is known? Then the step is looked into."""
+    if not is_zero3(engine) or engine.load_universal_checkpoint() or not is_known_version():
         return False
     if not options.get("load_optimizer_states", True) or options.get("load_module_only", False):
         return False
-    return os.path.isdir(os.path.join(load_dir, str(tag))) if tag is not None else os.path.isfile(
-        os.path.join(load_dir, "latest"))
+    there = os.path.isdir(os.path.join(load_dir, tag)) if tag is not None else os.path.isfile(os.path.join(load_dir, "latest"))
+    return on_all_ranks(there, engine.optimizer.dp_process_group)
 
 
-def on_all_ranks(condition: bool) -> bool:
-    """Does it hold on every rank? Else some would wait for ever for others. All ranks ask."""
+def on_all_ranks(condition: bool, group: Any = None) -> bool:
+    """Does it hold on every rank of the group, of all ranks without one? Else some would wait for ever for others. All of
+    them ask."""
+    return _largest(0 if condition else 1, group) == 0
+
+
+def _largest(number: int, group: Any) -> int:
+    """Of the numbers that the ranks of the group give."""
     import torch
     from deepspeed import comm as dist
-    lacking = torch.tensor([0 if condition else 1], dtype=torch.int64, device=_device())
-    dist.all_reduce(lacking)
-    return lacking.item() == 0
+    numbers = torch.tensor([number], dtype=torch.int64, device=_device())
+    dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=group)
+    return int(numbers.item())
 
 
 def latest_of(folder: str | os.PathLike[str]) -> str:
@@ -325,10 +345,11 @@ def accumulation_steps(step: str | os.PathLike[str], *, ranks: int, micro_batch:
     each. ValueError: there are none, or the step does not tell its batch."""
     model = states.load(states.small_files(pathlib.Path(step))[0])
     config = model.get("ds_config")
-    told = config if isinstance(config, dict) else {}
+    told = config if isinstance(config, dict) and config.get("sequence_parallel_size", 1) == 1 else {}
     batch, one = told.get("train_batch_size"), told.get("train_micro_batch_size_per_gpu")
     if not isinstance(batch, int) and isinstance(one, int):
-        batch = one * int(told.get("gradient_accumulation_steps", 1)) * int(model["dp_world_size"])
+        more = told.get("gradient_accumulation_steps", 1)
+        batch = one * more * int(model["dp_world_size"]) if isinstance(more, int) else None
     if not isinstance(batch, int):
         raise ValueError(f"{step} does not tell the batch size of its run")
     if batch % (ranks * micro_batch) != 0:
@@ -378,8 +399,7 @@ def check_names(engine: DeepSpeedEngine, known: Mapping[str, Iterable[str]]) -> 
 
 def check_optimizer(optimizer: Any) -> None:
     for name, wanted in (("zenflow", False), ("use_muon", False), ("partial_offload", 1.0)):
-        require(not hasattr(optimizer, name) or not getattr(optimizer, name) or getattr(optimizer, name) == wanted,
-                f"{name} is not supported")
+        require(getattr(optimizer, name, None) in (wanted, None), f"{name} is not supported")
     if _is_cpu_adam(optimizer.optimizer):
         require(hasattr(optimizer.optimizer, "opt_id") and
                 hasattr(getattr(optimizer.optimizer, "ds_opt_adam", None), "adam_update"), "its CPUAdam has no adam_update")
@@ -399,6 +419,12 @@ def _check_inside(engine: DeepSpeedEngine, options: Mapping[str, Any]) -> None:
 
 def _is_cpu_adam(adam: object) -> bool:
     return type(adam).__name__ == "DeepSpeedCPUAdam"
+
+
+def tell_rate(engine: DeepSpeedEngine) -> None:
+    """Lets the scheduler say which rates there are now."""
+    if getattr(engine.lr_scheduler, "_last_lr", None) is not None:
+        engine.lr_scheduler._last_lr = [group["lr"] for group in engine.optimizer.optimizer.param_groups]
 
 
 def walk_powers(engine: DeepSpeedEngine, steps: Iterable[tuple[int, tuple[float, float]]]) -> None:
@@ -529,6 +555,5 @@ class _Saved:
         self.optimizer.loss_scaler = self.saved["loss_scaler"]
         self.optimizer.dynamic_loss_scale = self.saved["dynamic_loss_scale"]
         self.optimizer.overflow = self.saved["overflow"]
-        scheduler = self.engine.lr_scheduler
-        if with_scheduler and getattr(scheduler, "_last_lr", None) is not None:
-            scheduler._last_lr = [group["lr"] for group in self.adam.param_groups]
+        if with_scheduler:
+            tell_rate(self.engine)

@@ -9,16 +9,18 @@ parameter, the last ones with padding. A sub-group is a run of parameters of one
 parts of them reach sub_group_size, so the sub-groups change with the ranks.
 
 Memory beside the engine's own: that of a ckptfs.Checkpoint, and at the first load of a swapped engine the two moments of
-one sub-group, as at its first step. ckptfs.deepspeed.load_checkpoint calls this.
+one sub-group. ckptfs.deepspeed.load_checkpoint calls this.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import logging
+import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,159 +37,198 @@ _log = logging.getLogger("ckptfs")
 _Parameter = Any  # torch's, with what ZeRO-3 adds to it: ds_shape, ds_numel, ds_tensor (this rank's part), partition_numel()
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-_ADAMS = ("DeepSpeedCPUAdam", "FusedAdam", "Adam", "AdamW")
-_SETTINGS = ("loss_scaler", "dynamic_loss_scale", "overflow")
+_ADAMS = ("DeepSpeedCPUAdam", "FusedAdam", "Adam", "AdamW")  # of DeepSpeed or of torch
+_SCALE = ("loss_scaler", "dynamic_loss_scale", "overflow")
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
+_SIZES = ("dp_world_size", "mp_world_size")
 # What DeepSpeed's own load keeps to itself of model_states.pt; the rest is the client's state.
-_OF_DEEPSPEED = {"module", "global_steps", "skipped_steps", "dp_world_size", "mp_world_size", "data_sampler", "random_ltd",
-                 "lr_scheduler", "optimizer"}
+_OF_DEEPSPEED = {"module", "global_steps", "skipped_steps", "data_sampler", "random_ltd", "optimizer", *_SIZES}
+# Of a group's settings: how a class of optimizers computes, and not what.
+_OF_THE_CLASS = {"params", "step", "fused", "foreach", "capturable", "differentiable", "decoupled_weight_decay"}
 _INSIDE = {
-    "engine": ("param_names", "has_moe_layers", "mp_world_size", "lr_scheduler", "module"),
-    "engine.optimizer": ("fp16_groups", "fp16_partitioned_groups_flat_numel", "fp32_partitioned_groups_flat", "optimizer",
-                         "sub_group_to_group_id", "dp_process_group", "_swappable_optimizer_subgroup",
-                         "_optimizer_states_and_gradient_swap_in", "_optimizer_states_and_gradient_swap_out",
-                         "_reassign_or_swap_out_partitioned_parameters", "checkpoint_event_prologue",
-                         "checkpoint_event_epilogue", *_SETTINGS),
+    "engine": ("param_names", "has_moe_layers", "mp_world_size", "lr_scheduler", "module", *_COUNTERS),
+    "engine.optimizer": ("fp16_groups", "fp32_partitioned_groups_flat", "optimizer", "sub_group_to_group_id",
+                         "dp_process_group", "_swappable_optimizer_subgroup", "_optimizer_states_and_gradient_swap_in",
+                         "_optimizer_states_and_gradient_swap_out", "_reassign_or_swap_out_partitioned_parameters",
+                         "checkpoint_event_prologue", "checkpoint_event_epilogue", *_SCALE),
 }
 
 
 class Step:
-    """The small state of a step: of its first rank that is here. What is used of it is the same in each rank's."""
+    """The small state of a step: of the rank of this number, or of the step's first rank if it has none of this number."""
 
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
-        self.model_file, optimizer_file = states.small_files(path)
-        self.model: dict[str, Any] = states.load(self.model_file)
+    def __init__(self, path: pathlib.Path, rank: int, optimizer_file: str = "") -> None:
+        """`optimizer_file`: where DeepSpeed has this rank's, if it is there."""
+        self.path, self.rank = path, rank
+        if not os.path.exists(optimizer_file):
+            optimizer_file = str(self._files[1])
         self.outer: dict[str, Any] = states.load(optimizer_file)["optimizer_state_dict"]
-        self.swapped = (path / "offloaded_tensors").is_dir()
         base = self.outer.get("optimizer_state_dict", self.outer.get("base_optimizer_state"))
         self.base: dict[str, Any] = base if isinstance(base, dict) else {}
+        self.groups: list[dict[str, Any]] = self.base.get("param_groups", [])
+
+    @functools.cached_property
+    def _files(self) -> tuple[pathlib.Path, pathlib.Path]:
+        return states.small_files(self.path, self.rank)
+
+    @property
+    def model_file(self) -> pathlib.Path:
+        return self._files[0]
+
+    @functools.cached_property
+    def model(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = states.load(self.model_file)
+        return loaded
 
     def other_layout(self, engine: DeepSpeedEngine) -> str:
         """In words, how its state is cut and how the engine's is; empty where both are the same."""
         optimizer, count = engine.optimizer, self.outer.get("partition_count", 0)
         ranks = max(count, default=0) if isinstance(count, list) else count  # ZeRO 1 and 2: of each group
-        groups = self.outer.get("fp32_flat_groups", [])
-        saved = _Layout(ranks, bool(self.swapped), _sub_groups(groups, self.swapped))
-        swapped = bool(optimizer.swap_optimizer)
-        live = _Layout(optimizer.partition_count, swapped, _sub_groups(optimizer.fp32_partitioned_groups_flat, swapped))
+        groups, live_groups = self.outer.get("fp32_flat_groups", []), optimizer.fp32_partitioned_groups_flat
+        saved = _Layout(ranks, (self.path / "offloaded_tensors").is_dir(), _is_of_torch(self.groups),
+                        [_key(group, group.numel() == 0) for group in groups])
+        live = _Layout(optimizer.partition_count, bool(optimizer.swap_optimizer),
+                       _is_of_torch(optimizer.optimizer.param_groups),
+                       [_key(group, optimizer._swappable_optimizer_subgroup(index)) for index, group in enumerate(live_groups)])
         return "" if saved == live else f"{saved} -> {live}"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
     ranks: int
-    swapped: bool
+    swaps: bool
+    of_torch: bool
     sub_groups: list[object]
 
     def __str__(self) -> str:
-        return f"{self.ranks} ranks with {len(self.sub_groups)} sub-groups {'on NVMe' if self.swapped else 'in memory'}"
+        where, by = "on NVMe" if self.swaps else "in memory", "torch" if self.of_torch else "DeepSpeed"
+        return f"{self.ranks} ranks with {len(self.sub_groups)} sub-groups {where}, Adam of {by}"
 
 
-def _sub_groups(groups: Sequence[torch.Tensor], swapped: bool) -> list[object]:
-    """What tells them apart: their names, or in memory, where not every file has these, their lengths."""
-    return [getattr(group, "ds_id", None) if swapped else group.numel() for group in groups]
+def _key(group: torch.Tensor, swapped: bool) -> object:
+    """What tells a sub-group from others: its name, or in memory, where not every file has that, its length."""
+    return getattr(group, "ds_id", None) if swapped else group.numel()
+
+
+def _is_of_torch(groups: Sequence[Mapping[str, Any]]) -> bool:
+    """DeepSpeed's Adams have one setting more, and another type of step."""
+    return bool(groups) and "bias_correction" not in groups[0]
 
 
 class Filling:
     """The load of one step into one engine: check(), then fill(). Close it."""
 
-    def __init__(self, engine: DeepSpeedEngine, step: Step) -> None:
+    def __init__(self, engine: DeepSpeedEngine, step: Step, options: Mapping[str, Any]) -> None:
+        """`options`: of load_checkpoint."""
         self.engine, self.optimizer, self.step = engine, engine.optimizer, step
         self.adam = self.optimizer.optimizer
-        self.rank = dist.get_rank(group=self.optimizer.dp_process_group)
-        self.groups: list[dict[str, Any]] = []  # hyperparameters
+        self.strict = options.get("load_module_strict", True)
+        self.with_scheduler = options.get("load_lr_scheduler_states", True) and engine.lr_scheduler is not None
+        self.options = options
         self.group_of: dict[str, int] = {}  # by the parameter's name
         self.steps: dict[str, int] = {}  # that it has made; -1: the step does not tell
-        self.opened: Checkpoint | None = None
+        self._opened: Checkpoint | None = None
 
     def close(self) -> None:
-        if self.opened is not None:
-            self.opened.close()
+        if self._opened is not None:
+            self._opened.close()
 
     @property
     def checkpoint(self) -> Checkpoint:
-        if self.opened is None:
-            self.opened = Checkpoint(self.step.path)
-        return self.opened
+        if self._opened is None:
+            self._opened = Checkpoint(self.step.path)
+        return self._opened
 
     # --- checks; nothing is changed
 
-    def check(self, options: Mapping[str, Any]) -> None:
-        """NotSupported, in words: the step does not fit this engine, or is not known well enough."""
+    def check(self) -> None:
+        """NotSupported or ValueError, in words: the step does not fit this engine, or is not known well enough."""
         ours.check_version()
         ours.check_names(self.engine, _INSIDE)
         ours.check_optimizer(self.optimizer)
-        self._check_engine(options)
+        self._check_engine()
         self._read_small_state()
         self._check_trained()
         self._check_frozen()
-        self._check_rest(options)
+        self._check_module()
+        self._check_rest()
 
-    def _check_engine(self, options: Mapping[str, Any]) -> None:
-        kind, adam = type(self.optimizer).__name__, type(self.adam).__name__
+    def _check_engine(self) -> None:
+        optimizer, kind, adam = self.optimizer, type(self.optimizer).__name__, type(self.adam)
         ours.require(kind == "DeepSpeedZeroOptimizer_Stage3", f"a step of other ranks does not go into a {kind}")
-        ours.require(getattr(self.optimizer, "zero_hpz_partition_size", 1) in (0, 1), "zero_hpz_partition_size is not supported")
+        ours.require(getattr(optimizer, "zero_hpz_partition_size", 1) in (0, 1), "zero_hpz_partition_size is not supported")
+        ours.require(getattr(optimizer, "master_weights_and_grads_dtype", torch.float32) == torch.float32,
+                     "master weights of another type than fp32 are not supported")
+        ours.require(not getattr(optimizer, "offloaded_states", None), "offload_states() is not supported: reload_states() first")
         ours.require(not self.engine.has_moe_layers, "experts are not supported: all ranks need the step's layout")
         ours.require(self.engine.mp_world_size == 1, "tensor parallelism is not supported: all ranks need the step's layout")
-        ours.require(adam in _ADAMS, f"the optimizer {adam} is not supported ({', '.join(_ADAMS)})")
-        ours.require(options.get("custom_load_fn") is None, "custom_load_fn is not supported")
+        ours.require(adam.__name__ in _ADAMS and adam.__module__.startswith(("deepspeed.ops.adam", "torch.optim")),
+                     f"the optimizer {adam.__module__}.{adam.__name__} is not supported ({', '.join(_ADAMS)})")
+        ours.require(self.options.get("custom_load_fn") is None, "custom_load_fn is not supported")
 
     def _read_small_state(self) -> None:
-        path, shapes = self.step.path, self.step.model.get("param_shapes")
-        self.groups = self.step.base.get("param_groups", [])
-        cut = [(index, self.step.base["state"].get(number, {})) for index, group in enumerate(self.groups)
+        path, shapes, base = self.step.path, self.step.model.get("param_shapes"), self.step.base
+        cut = [(index, base["state"].get(number, {})) for index, group in enumerate(self.step.groups)
                for number in group["params"]]
         ours.require(isinstance(shapes, list) and len(shapes) == len(cut) > 0,
                      f"{path}: nothing tells the parameters of its optimizer's groups")
+        theirs, here = len(self.step.groups), len(self.adam.param_groups)
+        ours.require(theirs == here, f"{path} has {theirs} groups of parameters, and there are {here} here")
         for (index, state), names in zip(cut, shapes or [], strict=True):
             more = state.keys() - {"step", *MOMENTS}
             ours.require(not more, f"{path} has {sorted(more)}: only Adam's states are known")
-            step = state.get("step", self.groups[index].get("step"))
+            step = state.get("step", self.step.groups[index].get("step"))
             for name in names:
                 self.group_of[name] = index
                 self.steps[name] = -1 if step is None else int(step)
 
     def _check_trained(self) -> None:
-        live, path = {}, self.step.path
+        live, path = set(), self.step.path
         for index, params in enumerate(self.optimizer.fp16_groups):
-            kind = self.optimizer.fp32_partitioned_groups_flat[index].dtype
+            group = self.optimizer.sub_group_to_group_id[index]
             for param in params:
                 name = self._name(param)
-                live[name] = group = self.optimizer.sub_group_to_group_id[index]
+                live.add(name)
                 ours.require(name in self.group_of, f"{name} is trained here, and {path} has no optimizer state of it")
                 ours.require(self.group_of[name] == group, f"{name} is in group {self.group_of[name]} of {path}, and in "
                                                            f"group {group} here")
+                ours.require(self.steps[name] >= 0, f"{path} was saved before the optimizer's first step: it has no state of "
+                                                    f"{name}")
                 for key in ("fp32", *MOMENTS):
-                    self._check_tensor(f"{name}/{key}", tuple(param.ds_shape), kind)
+                    self._check_tensor(f"{name}/{key}", tuple(param.ds_shape), torch.float32)
             steps = {self.steps[self._name(param)] for param in params}
-            ours.require(len(steps) == 1 and min(steps) >= 0, f"{self._name(params[0])} and its neighbours have made "
-                                                              f"{sorted(steps)} steps in {path}")
-        more = self.group_of.keys() - live.keys()
+            ours.require(len(steps) == 1, f"{self._name(params[0])} and its neighbours have made {sorted(steps)} steps in {path}")
+        more = self.group_of.keys() - live
         ours.require(not more, f"{path} has {next(iter(more), '')}, which is not trained here")
-        ours.require(len(self.groups) == len(self.adam.param_groups), f"{path} has {len(self.groups)} groups of parameters, "
-                                                                      f"and there are {len(self.adam.param_groups)} here")
 
     def _check_frozen(self) -> None:
         for param in self._frozen():
             name = self._name(param)
             self._check_tensor(name, tuple(param.ds_shape))
-            ours.require(int(param.ds_tensor.status.value) == 1,
-                         f"{name} is frozen and on NVMe: use offload_param with the device cpu, or none")
+            on_nvme = getattr(param.ds_tensor, "final_location", None) == "nvme" or int(param.ds_tensor.status.value) != 1
+            ours.require(not on_nvme, f"{name} is frozen and on NVMe: use offload_param with the device cpu, or none")
+            ours.require(not hasattr(param.ds_tensor, "ds_quant_scale"), f"{name} is quantised, which is not supported")
 
-    def _check_rest(self, options: Mapping[str, Any]) -> None:
-        model, path = self.step.model, self.step.path
+    def _check_module(self) -> None:
+        """What torch's load_state_dict would ask of the module's state beside parameters."""
+        saved, live, path = self.step.model["module"], self.engine.module.state_dict().keys(), self.step.path
+        for name in saved.keys() ^ live if self.strict else ():
+            ours.require(False, f"{name} is {'here, and not in ' if name in live else 'not here, but in '}{path}")
+        for name in live:
+            ours.require(not name.endswith("_extra_state"), f"{name} is no tensor, and is not supported")
         for name, buffer in self._buffers():
-            saved = model["module"].get(name)
-            ours.require(torch.is_tensor(saved) and saved.shape == buffer.shape, f"{path} has no such buffer {name}")
+            ours.require(torch.is_tensor(saved[name]) and saved[name].shape == buffer.shape, f"{path} has no such buffer {name}")
+
+    def _check_rest(self) -> None:
+        model, path = self.step.model, self.step.path
         for key in ("data_sampler", "random_ltd"):
             ours.require(model.get(key) is None, f"{path} has the state of a {key}, which is of its ranks")
-        ours.require(not self._with_scheduler(options) or model.get("lr_scheduler") is not None,
+        ours.require(not self.with_scheduler or model.get("lr_scheduler") is not None,
                      f"{path} has no state of a scheduler: load with load_lr_scheduler_states=False")
-        self.scheduler = self._with_scheduler(options)
-
-    def _with_scheduler(self, options: Mapping[str, Any]) -> bool:
-        return options.get("load_lr_scheduler_states", True) and self.engine.lr_scheduler is not None
+        for key in (*_COUNTERS, *_SIZES):
+            ours.require(key in model, f"{path} does not tell its {key}")
+        for group in self.step.groups:
+            ours.require("betas" in group, f"{path} does not tell Adam's betas")
 
     def _check_tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
         told = self.checkpoint.tensors.get(name)
@@ -204,21 +245,23 @@ class Filling:
         ours.require(name is not None, f"a parameter of shape {tuple(param.ds_shape)} has no name")
         return str(name)
 
-    def _frozen(self) -> Iterator[_Parameter]:
-        return (param for param in self.engine.module.parameters() if not param.requires_grad)
+    def _frozen(self) -> list[_Parameter]:
+        """Those to be filled: without load_module_strict, as Trainers load adapters, those that the step has."""
+        frozen = [param for param in self.engine.module.parameters() if not param.requires_grad]
+        return [param for param in frozen if self.strict or self._name(param) in self.checkpoint.tensors]
 
     def _buffers(self) -> list[tuple[str, torch.Tensor]]:
-        """Those that a checkpoint has."""
-        saved = self.engine.module.state_dict().keys()
-        return [(name, buffer) for name, buffer in self.engine.module.named_buffers() if name in saved]
+        saved, live = self.step.model["module"], self.engine.module.state_dict().keys()
+        return [(name, buffer) for name, buffer in self.engine.module.named_buffers() if name in live and name in saved]
 
     # --- the load
 
     def fill(self) -> ours.Loaded:
         """Called by all ranks. If one fails, all raise, and the engine is of no use any more."""
-        if self.rank == 0:
+        group = self.optimizer.dp_process_group
+        if dist.get_rank(group=group) == 0:
             _log.warning("%s: loaded by the parameters' names: %s", self.step.path, self.step.other_layout(self.engine))
-        with ours.Together(f"the engine has a part of {self.step.path}: do not train with it"), torch.no_grad():
+        with ours.Together(f"the engine has a part of {self.step.path}: do not train with it", group), torch.no_grad():
             self.optimizer.checkpoint_event_prologue()
             for index in range(len(self.optimizer.fp16_groups)):
                 self._fill_group(index)
@@ -226,8 +269,8 @@ class Filling:
                 self._fill_frozen(param)
             self._fill_small_state()
         self.optimizer.checkpoint_event_epilogue()  # it gathers
-        client = {key: value for key, value in self.step.model.items() if key not in _OF_DEEPSPEED}
-        return str(self.step.model_file), client
+        own = _OF_DEEPSPEED | ({"lr_scheduler"} if self.options.get("load_lr_scheduler_states", True) else set())
+        return str(self.step.model_file), {key: value for key, value in self.step.model.items() if key not in own}
 
     def _fill_group(self, index: int) -> None:
         params, group = self.optimizer.fp16_groups[index], self.optimizer.fp32_partitioned_groups_flat[index]
@@ -237,15 +280,26 @@ class Filling:
         self._read(params, "/fp32", group.data)
         state = self.adam.state[group]
         for key in MOMENTS:
-            if not torch.is_tensor(state.get(key)) or state[key].numel() != group.numel():
+            live = state.get(key)
+            if not torch.is_tensor(live) or (live.numel(), live.dtype) != (group.numel(), group.dtype):
                 state[key] = torch.empty_like(group.data)
             self._read(params, f"/{key}", state[key])
-        step = self.steps[self._name(params[0])]
-        of_torch = type(self.adam).__module__.startswith("torch.optim")
-        state["step"] = torch.tensor(float(step)) if of_torch else step
+        state["step"] = self._step_of(index)
         self.optimizer._reassign_or_swap_out_partitioned_parameters(index)  # the 16-bit parameters
         if swapped:
             self.optimizer._optimizer_states_and_gradient_swap_out(index)
+            for key in MOMENTS:
+                state[key].data = torch.Tensor()  # the pipelined swapper leaves it to the next swap-in
+
+    def _step_of(self, index: int) -> int | torch.Tensor:
+        """How many steps a sub-group has made, as its class of Adam has it."""
+        step = self.steps[self._name(self.optimizer.fp16_groups[index][0])]
+        if not type(self.adam).__module__.startswith("torch.optim"):
+            return step
+        settings = self.adam.param_groups[self.optimizer.sub_group_to_group_id[index]]
+        on_device = settings.get("fused") or settings.get("capturable")
+        group = self.optimizer.fp32_partitioned_groups_flat[index]
+        return torch.tensor(float(step), device=group.device if on_device else "cpu")
 
     def _fill_frozen(self, param: _Parameter) -> None:
         part = torch.empty(param.partition_numel(), dtype=self.checkpoint.tensors[self._name(param)].dtype)
@@ -254,36 +308,36 @@ class Filling:
 
     def _read(self, params: Sequence[_Parameter], state: str, flat: torch.Tensor) -> None:
         """This rank's parts of the parameters, one behind the other. What lies behind a parameter's end is zero."""
-        boxes, offset = [], 0
+        rank, boxes, offset = dist.get_rank(group=self.optimizer.dp_process_group), [], 0
         for param in params:
             size, name = param.partition_numel(), self._name(param) + state
-            shape = self.checkpoint.tensors[name].shape
-            begin = min(self.rank * size, param.ds_numel)
+            told = self.checkpoint.tensors[name]
+            if told.dtype != flat.dtype or offset + size > flat.numel():
+                raise RuntimeError(f"{name} does not fit into a buffer of {flat.numel()} elements of {flat.dtype}")
+            begin = min(rank * size, param.ds_numel)
             end = min(begin + size, param.ds_numel)
             flat[offset + end - begin : offset + size].zero_()
             if end > begin:
                 address = flat.data_ptr() + offset * flat.element_size()
-                boxes.append((name, (0,) * len(shape), shape, begin, end, address))
+                boxes.append((name, (0,) * len(told.shape), told.shape, begin, end, address))
             offset += size
         if boxes:
             self.checkpoint.load_boxes(boxes, memory.device_of([flat]))
 
     def _fill_small_state(self) -> None:
-        engine, model = self.engine, self.step.model
+        engine, model, groups = self.engine, self.step.model, self.step.groups
         for name, buffer in self._buffers():
             buffer.copy_(model["module"][name])
-        for live, saved in zip(self.adam.param_groups, self.groups, strict=True):
-            live.update({key: copy.deepcopy(value) for key, value in saved.items()
-                         if key in live and key not in ("params", "step")})
-        for name in _SETTINGS:
-            value = self.step.outer.get(name)
-            if type(value) is type(getattr(self.optimizer, name)):  # else the two have other types of 16 bits
-                setattr(self.optimizer, name, value)
-        if self.scheduler:
+        for live, saved in zip(self.adam.param_groups, groups, strict=True):
+            live.update({key: copy.deepcopy(saved[key]) for key in live.keys() & saved.keys() - _OF_THE_CLASS})
+        if self.optimizer.dynamic_loss_scale and self.step.outer.get("dynamic_loss_scale"):  # a static one is a setting
+            for name in _SCALE:
+                setattr(self.optimizer, name, self.step.outer[name])
+        if self.with_scheduler:
             engine.lr_scheduler.load_state_dict(model["lr_scheduler"])
+            ours.tell_rate(engine)
         for name in _COUNTERS:
             setattr(engine, name, model[name])
-        engine.loaded_checkpoint_dp_world_size = model["dp_world_size"]
-        engine.loaded_checkpoint_mp_world_size = model["mp_world_size"]
-        steps = [(self.steps[name], self.groups[self.group_of[name]]["betas"]) for name in self.steps]
-        ours.walk_powers(engine, steps)
+        for name in _SIZES:
+            setattr(engine, f"loaded_checkpoint_{name}", model[name])
+        ours.walk_powers(engine, sorted({(self.steps[name], groups[index]["betas"]) for name, index in self.group_of.items()}))

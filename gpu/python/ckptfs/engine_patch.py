@@ -1,8 +1,8 @@
 """DeepSpeedEngine's load_checkpoint and save_checkpoint, as ckptfs.patch replaces them.
 
 Whoever calls them, a Trainer, accelerate, Lightning or a program of one's own, gets ckptfs.deepspeed's functions, if
-the engine's optimizer is on NVMe, and both its swap files and the checkpoint are on a ckptfs mount, on every rank. Its
-load is that of any ZeRO-3 engine whose checkpoint is on a mount. Any other engine gets DeepSpeed's own.
+the engine's optimizer is on NVMe, and both its swap files and the checkpoint are on a ckptfs mount, on every rank. Any
+ZeRO-3 engine gets the load, if the checkpoint is on a mount. Any other engine gets DeepSpeed's own.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _takes_over_load(engine: DeepSpeedEngine, load_dir: str, tag: str | None = N
     if not load_optimizer_states or load_module_only or engine.load_universal_checkpoint():
         return False
     is_there = tag is not None or os.path.isfile(os.path.join(load_dir, "latest"))
-    return ckptfs.deepspeed.on_all_ranks(is_there and _is_on_mount(engine, load_dir))
+    return ckptfs.deepspeed.on_all_ranks(is_there and _is_on_mount(engine, load_dir), engine.optimizer.dp_process_group)
 
 
 def _takes_over_save(engine: DeepSpeedEngine, save_dir: str, **_: object) -> bool:

@@ -14,18 +14,20 @@ _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.
 _OTHERS = re.compile(r"mp_rank_(?!00)\d+_|^layer_|_expert_")
 
 
-def small_files(step: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
-    """The model_states.pt and the optim_states.pt of the step's first rank that is here. ValueError: it has none, or the
-    model is cut in another way than by ZeRO."""
+def small_files(step: pathlib.Path, rank: int = 0) -> tuple[pathlib.Path, pathlib.Path]:
+    """A rank's model_states.pt (without ZeRO-3 that of all) and optim_states.pt. If the step has none of this rank here, they
+    are those of its first one. ValueError: it has none, or several, or its model is cut in another way than by ZeRO."""
     names = sorted(os.listdir(step))
     if others := [name for name in names if _OTHERS.search(name)]:
-        raise ValueError(f"{step}: model parallel and expert checkpoints are not converted: {others[0]}")
+        raise ValueError(f"{step}: model parallel and expert checkpoints are not supported: {others[0]}")
+    of_rank = {int(match[1]) for name in names if (match := _OPTIMIZER.fullmatch(name))}
+    chosen = str(rank if rank in of_rank else min(of_rank, default=rank))
     found = []
     for pattern in (_MODEL, _OPTIMIZER):
-        ranked = [(int(match[1] or 0), name) for name in names if (match := pattern.fullmatch(name))]
-        if not ranked:
-            raise ValueError(f"{step} has no file like {pattern.pattern}")
-        found.append(step / min(ranked)[1])
+        fitting = [name for name in names if (match := pattern.fullmatch(name)) and match[1] in (None, chosen)]
+        if len(fitting) != 1:
+            raise ValueError(f"{step} has {len(fitting)} files like {pattern.pattern} of rank {chosen}, not one")
+        found.append(step / fitting[0])
     return found[0], found[1]
 
 

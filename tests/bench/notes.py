@@ -57,6 +57,10 @@ includes a sync. *Had the daemon nothing to do*: Python copies as many bytes, in
 each WRITE at once and keeps nothing (tests/helpers/null_fuse.c). No daemon can be faster than that. On a disk in memory a
 round trip for each 64 KiB takes longer than the copy. At the load, what native XFS has copied is still in memory, while
 what ckptfs has shared is only on the disk. The last row of each load shows that difference. Lower is better.""",
+    "DeepSpeed: a load into other ranks or sub-groups": """\
+Both engines have two ranks. One has the step's sub-groups, and its load shares the swap files. The other has smaller ones, so each
+rank reads its parts by the parameters' names, and swaps them out. The caches are dropped before each load. The peak is that of a
+rank's resident memory (VmHWM) during the load. Lower is better.""",
     "DeepSpeed's copies: what they write to the device": """\
 Bytes written to the block device by each copytree and its sync; the median.""",
     "Data in passthrough, before any save": """\

@@ -1,5 +1,5 @@
 """The cost of DeepSpeed's own copies of the offloaded tensors: the copytree in save_checkpoint, and the one in
-load_checkpoint."""
+load_checkpoint; and of a load by the parameters' names beside the exact one."""
 
 import contextlib
 import json
@@ -21,11 +21,14 @@ import harness
 
 TIMES = "DeepSpeed's copies"
 COSTS = "DeepSpeed's copies: what they write to the device"
+ELASTIC = "DeepSpeed: a load into other ranks or sub-groups"
 TAG = "global_step1"
 PATCH_BAR = measure.Bar(0.1, at_least=False)
 PLAIN_BAR = measure.Bar(1.0, at_least=False)
 WRITTEN_BAR = 0.01  # of the bytes that are copied
 SIDES = {"native": "native XFS", "ours": "ckptfs", "patched": "ckptfs, ckptfs.patch"}
+ELASTIC_BAR = measure.Bar(1.3, at_least=False)
+ELASTIC_MEMORY = 256 + 64  # MiB: the ring, and what else is allowed
 PASSES = 3  # the sides alternate, because the cost of memory changes within minutes on a virtual machine
 
 
@@ -36,6 +39,7 @@ def section(context):
     harness.install()
     for ranks in (1, 2):
         against_native(context, ranks)
+    against_exact(context, 2)
 
 
 def against_native(context, ranks):
@@ -72,6 +76,26 @@ def against_native(context, ranks):
         back = statistics.median(found[side]["write_back"]) / plan.MIB
         title = f"the rest of load_checkpoint, {ranks} ranks, {SIDES[side]}"
         context.add(COSTS, measure.Note(title, f"{back:.1f} MiB of {found[side]['bytes'] / plan.MIB:.0f} MiB copied"))
+
+
+def against_exact(context, ranks):
+    """The same ranks load a step the exact way, and by names, since their sub-groups are others."""
+    found = {"exact": [], "elastic": []}
+    with context.mounted("DeepSpeed on other ranks", "passthrough", "safe") as mount:
+        series = mount.path / "steps"
+        series.mkdir()
+        common = ["--nvme", mount.path, "--width", context.sizes.offloaded_width, "--no-state"]
+        run(context, ranks, [*common, "--steps", 1, "--save", series], "ours", "goes_on.py")
+        for side in list(found) * context.pairs:
+            other = ["--layers-a-group", 0.6] if side == "elastic" else []
+            memory.drop_caches()
+            loaded = run(context, ranks, [*common, "--steps", 0, "--resume", series, *other], "ours", "goes_on.py")
+            found[side].append(loaded["cost"])
+    seconds = {side: [cost["seconds"] for cost in costs] for side, costs in found.items()}
+    context.add(ELASTIC, measure.Row(f"load_checkpoint, {ranks} ranks, other sub-groups", "the exact way", measure.SECONDS,
+                                     seconds["elastic"], seconds["exact"], ELASTIC_BAR))
+    more = max(cost["peak"] for cost in found["elastic"]) - min(cost["peak"] for cost in found["exact"])
+    context.add(ELASTIC, measure.Limit("peak of a rank's memory above that of the exact way", more / plan.MIB, ELASTIC_MEMORY, "MiB"))
 
 
 COPY = """\
@@ -143,10 +167,10 @@ def trained(context, ranks, root, side, found):
     return copied
 
 
-def run(context, ranks, arguments, side):
+def run(context, ranks, arguments, side, script="train.py"):
     out, log = context.work / "offload", context.work / "offload.log"
     with open(log, "wb") as output:
         words = [str(word) for word in [*arguments, "--out", out]]
-        with harness.ranks_running(ranks, words, output, patched=side == "patched", forked=()) as processes:
+        with harness.ranks_running(ranks, words, output, patched=side == "patched", script=script, forked=()) as processes:
             harness.wait_for_ranks(processes, log)
     return json.loads(out.with_name("offload.0").read_text())

@@ -8,9 +8,11 @@ import functools
 import json
 import os
 import sys
+import time
 
 import variety
 from ending import end_rank
+from past import Peak
 
 
 def parse_arguments():
@@ -29,6 +31,7 @@ def parse_arguments():
     parser.add_argument("--plain", action="store_true", help="save and resume by the engine's own functions")
     parser.add_argument("--pretend", metavar="VERSION", help="of DeepSpeed")
     parser.add_argument("--warm", action="store_true", help="train a step before the load")
+    parser.add_argument("--no-state", action="store_true", help="leave it out of the result")
     parser.add_argument("--without-scheduler", action="store_true", help="as Lightning loads")
     parser.add_argument("--out", required=True, help="the result, .RANK is appended")
     parser.set_defaults(**variety.DEFAULTS)
@@ -84,18 +87,21 @@ def main():
     first = 0
     if options.warm:
         variety.train(torch, engine, 1, rank)
-    read = []
+    read, cost = [], {}
     note_reads(read)
     if options.resume:
         load = engine.load_checkpoint if options.plain else functools.partial(ckptfs.deepspeed.load_checkpoint, engine)
+        torch.distributed.barrier()
+        peak, start = Peak(), time.monotonic()
         load(options.resume, load_lr_scheduler_states=not options.without_scheduler)
+        cost = {"seconds": time.monotonic() - start, "peak": peak()}
         first = engine.global_steps
     losses = variety.train(torch, engine, options.steps, rank, first)
     if options.save:
         save = engine.save_checkpoint if options.plain else functools.partial(ckptfs.deepspeed.save_checkpoint, engine)
         save(options.save)
-    result = {"losses": losses, "first": first, "read": sum(read), "part": part_of(engine) if read else 0,
-              "state": state_of(torch, deepspeed, engine)}
+    result = {"losses": losses, "first": first, "cost": cost, "read": sum(read), "part": part_of(engine) if read else 0,
+              "state": {} if options.no_state else state_of(torch, deepspeed, engine)}
     with open(f"{options.out}.{rank}", "w", encoding="utf-8") as out:
         json.dump(result, out, indent=1, sort_keys=True)
     end_rank()

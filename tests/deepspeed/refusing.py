@@ -113,7 +113,7 @@ def make_steps(torch, series):
         make("parallel", "model parallel", of_folder=lambda step: (step / "mp_rank_01_model_states.pt").touch()),
         make("experts", "expert checkpoints",
              of_folder=lambda step: (step / "layer_0_expert_0_mp_rank_00_model_states.pt").touch()),
-        make("empty", "has no file like", of_folder=lambda step: [file.unlink() for file in files_of(step)]),
+        make("empty", "has 0 files like", of_folder=lambda step: [file.unlink() for file in files_of(step)]),
         ("global_step99", "global_step99"),
     ]
 

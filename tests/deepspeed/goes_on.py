@@ -30,6 +30,8 @@ def parse_arguments():
     parser.add_argument("--resume", metavar="DIR", help="go on from here")
     parser.add_argument("--plain", action="store_true", help="save and resume by the engine's own functions")
     parser.add_argument("--pretend", metavar="VERSION", help="of DeepSpeed")
+    parser.add_argument("--universal", metavar="DIR", help="go on from DeepSpeed's universal checkpoint there")
+    parser.add_argument("--small-decay", type=float, help="the weight decay of small parameters")
     parser.add_argument("--warm", action="store_true", help="train a step before the load")
     parser.add_argument("--no-state", action="store_true", help="leave it out of the result")
     parser.add_argument("--without-scheduler", action="store_true", help="as Lightning loads")
@@ -89,6 +91,9 @@ def main():
         variety.train(torch, engine, 1, rank)
     read, cost = [], {}
     note_reads(read)
+    if options.universal:
+        engine.load_checkpoint(options.universal)
+        first = engine.global_steps
     if options.resume:
         load = engine.load_checkpoint if options.plain else functools.partial(ckptfs.deepspeed.load_checkpoint, engine)
         torch.distributed.barrier()

@@ -2,10 +2,12 @@
 
 import json
 import pathlib
+import subprocess
 
 import pytest
 
-from harness import Ckptfs, equal, ranks_running, true, wait_for_ranks
+from harness import Ckptfs, environment, equal, python, ranks_running, true, wait_for_ranks
+from mounting import REPOSITORY
 
 pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(1800)]
 
@@ -89,6 +91,33 @@ def test_of_others(scene, source):
         if "--stage" in words:
             del saved[0]["state"]["mean"]  # this buffer is bf16 in ZeRO 1 and 2, and fp32 in ZeRO-3
         goes_into(scene, series, saved[0]["state"], LONG[source])
+
+
+@pytest.mark.long
+def test_later_losses(scene):
+    """On other ranks they are those of a run that begins with DeepSpeed's universal checkpoint in memory: up to the last bits,
+    since that one takes the powers of CPUAdam's betas anew, where a run that was never ended has multiplied them up.
+
+    DeepSpeed leaves frozen weights as they are made there, and gives all groups the first one's weight decay; so the runs have
+    the same ones."""
+    with Ckptfs().place(scene) as mount:
+        series = mount.path / "steps"
+        series.mkdir(exist_ok=True)
+        common = ("--small-decay", "0.01")
+        train(scene, 2, "saved", "--steps", BEFORE, "--save", series, *common)
+        tag = f"global_step{BEFORE}"
+        made = subprocess.run([python(), "-m", "ckptfs.universal", series / tag, series / f"{tag}_universal"], check=False,
+                              capture_output=True, text=True,
+                              env=dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python")))
+        equal(made.returncode, 0, made.stderr[-500:])
+        for ranks in (1, 3):
+            right, _ = train(scene, ranks, "universal", "--steps", AFTER, "--universal", series, *IN_MEMORY, *common)
+            for words in ((), IN_MEMORY):
+                ours, _ = train(scene, ranks, "ours", "--steps", AFTER, "--resume", series, *words, *common)
+                for rank in range(ranks):
+                    for got, wanted in zip(ours[rank]["losses"], right[rank]["losses"], strict=True):
+                        true(abs(float.fromhex(got) - float.fromhex(wanted)) < 1e-5 * float.fromhex(wanted),
+                             f"{ranks} ranks, {words}: {ours[rank]['losses']} and {right[rank]['losses']}")
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ from ending import end_rank
 WIDTH = 901  # odd, and large enough that three ranks swap
 STATES = ("exp_avg", "exp_avg_sq")
 DEFAULTS = {"stage": 3, "dtype": "bf16", "pipeline": False, "width": WIDTH, "threshold": 4096, "layers_a_group": 1.5,
-            "no_offload": False, "universal": None}
+            "no_offload": False, "small_decay": 0.0, "universal": None}
 
 
 def parse_arguments():
@@ -108,7 +108,7 @@ def build(torch, deepspeed, options, scheduler=False):
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     large = [getattr(parameter, "ds_shape", parameter.shape).numel() > options.width for parameter in trained]
     groups = [{"params": [p for p, is_large in zip(trained, large) if is_large], "weight_decay": 0.01},
-              {"params": [p for p, is_large in zip(trained, large) if not is_large], "weight_decay": 0.0}]
+              {"params": [p for p, is_large in zip(trained, large) if not is_large], "weight_decay": options.small_decay}]
     return deepspeed.initialize(model=model, model_parameters=groups, config=config)[0]
 
 

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import random
+import shutil
 
 import pytest
 
@@ -18,6 +19,7 @@ from rotating_series import SERIES, make_series, stays, write_step
 from savers import Pool, trainers
 
 SIDE_BY_SIDE = 100
+OF_A_STORE = 500  # a round takes the longer the more series there are, those of histories that have ended, too
 OF_A_MOUNT = 25  # rotation takes a fiftieth of its time for its rounds, so that many series make them rare
 
 
@@ -51,6 +53,25 @@ def wait_for_rounds(mounts, count=1):
 
 def rounds_of(mount):
     return mount.status()["rotation"]["rounds"]
+
+
+def walk_in_new_stores(work, disk, mode, seed, numbers):
+    """Returns how many histories went well."""
+    count = min(SIDE_BY_SIDE, len(numbers) + OF_A_MOUNT - 1) // OF_A_MOUNT
+    stores = [Store(disk / f"{mode}-{at}") for at in range(count)]
+    well = 0
+    with contextlib.ExitStack() as stack:
+        mounts = [stack.enter_context(mounted(store, work / f"mnt-{store.folder.name}", mode=mode)) for store in stores]
+        for mount in mounts:
+            (mount.path / "poke").mkdir()
+        for first in numbers[::SIDE_BY_SIDE]:
+            side_by_side = min(SIDE_BY_SIDE, numbers[-1] + 1 - first)
+            with Pool(2 * side_by_side) as pool:
+                well += walk(mounts, pool, seed + first, first, side_by_side)
+    for store in stores:
+        store.fsck()
+        shutil.rmtree(store.folder)
+    return well
 
 
 def walk(mounts, pool, seed, first, count):
@@ -122,18 +143,7 @@ def test_a_copy_takes_no_protection_from_the_best_model(mount):
 
 @pytest.mark.timeout(4 * 3600)
 def test_random_histories(work, disk, mode, seed, rounds):
-    rounds = rounds or by_level(SIDE_BY_SIDE, 5000)
-    well = 0
-    with contextlib.ExitStack() as stack:
-        count = min(SIDE_BY_SIDE, rounds + OF_A_MOUNT - 1) // OF_A_MOUNT
-        stores = [Store(disk / f"{mode}-{at}") for at in range(count)]
-        mounts = [stack.enter_context(mounted(store, work / f"mnt-{store.folder.name}", mode=mode)) for store in stores]
-        for mount in mounts:
-            (mount.path / "poke").mkdir()
-        for first in range(0, rounds, SIDE_BY_SIDE):
-            count = min(SIDE_BY_SIDE, rounds - first)
-            with Pool(2 * count) as pool:
-                well += walk(mounts, pool, seed + first, first, count)
-    for store in stores:
-        store.fsck()
+    rounds, well = rounds or by_level(SIDE_BY_SIDE, 5000), 0
+    for first in range(0, rounds, OF_A_STORE):
+        well += walk_in_new_stores(work, disk, mode, seed, range(first, min(first + OF_A_STORE, rounds)))
     assert well == rounds, f"{rounds - well} of {rounds} histories failed"

@@ -28,7 +28,7 @@ LONG = {
     (2, (*IN_MEMORY, "--no-offload")): ((1, ("--pipeline",)), (3, (*IN_MEMORY, "--no-offload")), (4, IN_MEMORY), (2, IN_MEMORY)),
     (2, (*IN_MEMORY, "--stage", "2")): ((3, ()), (2, IN_MEMORY)),
     (2, (*IN_MEMORY, "--stage", "1")): ((1, ()),),
-    (2, ("--pipeline",)): ((2, ()), (2, (*IN_MEMORY,))),
+    (2, ("--pipeline",)): ((3, ()), (2, IN_MEMORY)),
 }
 
 

@@ -99,17 +99,18 @@ def test_resume(scene, run_):
 def test_other_ranks_go_on(scene):
     """Two ranks are killed; one goes on from what they had saved, then three."""
     run_ = Run(ranks=2)
+    alone, other = dataclasses.replace(run_, ranks=1), dataclasses.replace(run_, ranks=3)
     with Ckptfs().place(scene) as mount:
         train_until_killed(scene, run_)
-        exact = train(scene, run_, "exact", "--resume", "--steps", str(SAVED))
-        alone, other = dataclasses.replace(run_, ranks=1), dataclasses.replace(run_, ranks=3)
-        for step, before, after in ((SAVED, exact, alone), (STEPS, train(scene, alone, "goes on", "--resume"), other)):
-            loaded = train(scene, after, "loaded", "--resume", "--steps", str(step))
-            for result in loaded:
-                equal(result["losses"], [], "steps of a run that has made all of them")
-                for name in before[0]["state"].keys() - {"steps"}:
-                    equal(result["state"][name], before[0]["state"][name], f"{after.ranks} ranks at step {step}: {name}")
-                equal(set(result["state"]["steps"]), {step}, "steps of Adam")
+        words = ("--resume", "--tell-begin", "--steps")
+        saved = train(scene, run_, "exact", *words, str(SAVED + 1))[0]["state"]  # it saves at its end
+        for on, last in ((alone, STEPS), (other, STEPS + 2)):
+            results = train(scene, on, "goes on", *words, str(last))
+            for result in results:
+                for name in saved.keys() - {"steps"}:
+                    equal(result["began"][name], saved[name], f"{on.ranks} ranks begin with: {name}")
+                equal(set(result["began"]["steps"]), set(saved["steps"]), "steps of Adam")
+            saved = results[0]["state"]
         equal(lossy(mount), [], "warnings of a resume that lost nothing")
 
 

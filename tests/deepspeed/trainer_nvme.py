@@ -26,6 +26,7 @@ def parse_arguments():
     parser.add_argument("--save-steps", type=int, required=True)
     parser.add_argument("--kill-after", type=int, help="kill -9 of this rank itself when this step has ended")
     parser.add_argument("--resume", action="store_true", help="resume_from_checkpoint=True")
+    parser.add_argument("--tell-begin", action="store_true", help="the state with which the training begins, too")
     parser.add_argument("--callback", action="store_true", help="with ckptfs.transformers.Callback")
     parser.add_argument("--import-patch", action="store_true", help="import ckptfs.patch after DeepSpeed")
     parser.add_argument("--scheduler", action="store_true", help="DeepSpeed's scheduler, not the Trainer's")
@@ -93,6 +94,12 @@ def build_trainer(transformers, options, result):
             return loss
 
     class Ending(transformers.TrainerCallback):
+        def on_train_begin(self, args, state, control, **_):
+            import deepspeed
+            import torch
+            if options.tell_begin:
+                result["began"] = state_of(torch, deepspeed, trainer.deepspeed)
+
         def on_step_begin(self, args, state, control, **_):
             result.setdefault("first", state.global_step)
 

@@ -84,12 +84,9 @@ class Step:
         """In words, how its state is cut and how the engine's is; empty where both are the same."""
         optimizer, count = engine.optimizer, self.outer.get("partition_count", 0)
         ranks = max(count, default=0) if isinstance(count, list) else count  # ZeRO 1 and 2: of each group
-        groups, live_groups = self.outer.get("fp32_flat_groups", []), optimizer.fp32_partitioned_groups_flat
-        saved = _Layout(ranks, (self.path / "offloaded_tensors").is_dir(), _is_of_torch(self.groups),
-                        [_key(group, group.numel() == 0) for group in groups])
-        live = _Layout(optimizer.partition_count, bool(optimizer.swap_optimizer),
-                       _is_of_torch(optimizer.optimizer.param_groups),
-                       [_key(group, optimizer._swappable_optimizer_subgroup(index)) for index, group in enumerate(live_groups)])
+        saved = _Layout.of(ranks, (self.path / "offloaded_tensors").is_dir(), self.groups, self.outer.get("fp32_flat_groups", []))
+        live = _Layout.of(optimizer.partition_count, bool(optimizer.swap_optimizer), optimizer.optimizer.param_groups,
+                          optimizer.fp32_partitioned_groups_flat)
         return "" if saved == live else f"{saved} -> {live}"
 
 
@@ -98,21 +95,17 @@ class _Layout:
     ranks: int
     swaps: bool
     of_torch: bool
-    sub_groups: list[object]
+    sub_groups: list[object]  # their names, or in memory, where not every file has these, their lengths
+
+    @classmethod
+    def of(cls, ranks: int, swaps: bool, settings: Sequence[Mapping[str, Any]], groups: Sequence[torch.Tensor]) -> _Layout:
+        # DeepSpeed's Adams have one setting more than torch's, and another type of step.
+        of_torch = bool(settings) and "bias_correction" not in settings[0]
+        return cls(ranks, swaps, of_torch, [getattr(group, "ds_id", None) if swaps else group.numel() for group in groups])
 
     def __str__(self) -> str:
         where, by = "on NVMe" if self.swaps else "in memory", "torch" if self.of_torch else "DeepSpeed"
         return f"{self.ranks} ranks with {len(self.sub_groups)} sub-groups {where}, Adam of {by}"
-
-
-def _key(group: torch.Tensor, swapped: bool) -> object:
-    """What tells a sub-group from others: its name, or in memory, where not every file has that, its length."""
-    return getattr(group, "ds_id", None) if swapped else group.numel()
-
-
-def _is_of_torch(groups: Sequence[Mapping[str, Any]]) -> bool:
-    """DeepSpeed's Adams have one setting more, and another type of step."""
-    return bool(groups) and "bias_correction" not in groups[0]
 
 
 class Filling:
@@ -340,4 +333,5 @@ class Filling:
             setattr(engine, name, model[name])
         for name in _SIZES:
             setattr(engine, f"loaded_checkpoint_{name}", model[name])
-        ours.walk_powers(engine, sorted({(self.steps[name], groups[index]["betas"]) for name, index in self.group_of.items()}))
+        made = {(self.steps[name], tuple(groups[index]["betas"])) for name, index in self.group_of.items()}
+        ours.walk_powers(engine, sorted(made))

@@ -169,6 +169,17 @@ def breaks(load, rank):
     return wrong
 
 
+def accumulations(step):
+    """The global batch was that of one rank with two samples."""
+    from ckptfs.deepspeed import accumulation_steps
+    found = [accumulation_steps(step, ranks=2, micro_batch=1), accumulation_steps(str(step), ranks=1, micro_batch=1)]
+    try:
+        accumulation_steps(step, ranks=3, micro_batch=1)
+    except ValueError as problem:
+        found.append(str(problem).rpartition("is ")[2])
+    return found
+
+
 def main():
     options = parse_arguments()
     rank, series = int(os.environ["RANK"]), pathlib.Path(options.series)
@@ -195,6 +206,7 @@ def main():
                 result["wrong"].append(refused(functools.partial(load, **{"tag": TAG, **arguments}), words))
             if state_of(torch, deepspeed, engine) != before:
                 result["changed"].append(words)
+        result["accumulations"] = accumulations(series / TAG)
     result["losses"] = variety.train(torch, engine, 2, rank, 1)
     if not options.untouched:
         result["broken"] = breaks(functools.partial(load, tag=TAG), rank)

@@ -44,6 +44,7 @@ def train(scene, run_, name, *arguments):
     with open(log, "wb") as output:
         with ranks_running(run_.ranks, [*common, *arguments], output, script="goes_on.py") as processes:
             wait_for_ranks(processes, log)
+    true("parameters' names" not in log.read_text(errors="replace"), f"{name}: where the layout is the same, the exact way is taken")
     return [json.loads(pathlib.Path(f"{out}.{rank}").read_text()) for rank in range(run_.ranks)]
 
 

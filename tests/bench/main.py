@@ -196,7 +196,7 @@ def command(options):
         words += [f"--pairs {options.pairs}"]
     words += [f"--only {name}" for name in options.only or ()]
     words += ["--against OLD/build/ckptfs"] * bool(options.against)
-    words += [f"--parameters {options.parameters:g}"] * bool(options.parameters)
+    words += [] if options.parameters is None else [f"--parameters {options.parameters:g}"]
     words += [f"--folder {options.folder}"] * bool(options.folder)
     return " ".join(words + ["--write"] * options.write)
 

@@ -68,6 +68,13 @@ def test_choices_have_short_tables():
     true("not measured" in overview.choice({}, heading, section, advice), "a choice without rows says so")
 
 
+def test_the_command_is_told_as_it_was_given():
+    import main
+    given = {"quick": False, "pairs": 9, "only": None, "against": None, "parameters": None, "folder": None, "write": False}
+    for more, words in (({}, ""), ({"only": ["saves"], "write": True}, " --only saves --write"), ({"parameters": 0.1}, " --parameters 0.1")):
+        equal(main.command(types.SimpleNamespace(**given | more)), f"sudo scripts/bench{words}", "the command")
+
+
 def test_each_section_has_a_note():
     folder = pathlib.Path(__file__).parent
     sections = [name for file in folder.glob("*.py") for name in re.findall(r'^SECTION = "(.*)"$', file.read_text(), re.M)]

@@ -80,6 +80,7 @@ def test_of_two_ranks_on_nvme(scene):
 
 
 @pytest.mark.long
+@pytest.mark.alone  # ranks that wait for each other keep the processors busy
 @pytest.mark.parametrize("source", LONG, ids=lambda source: " ".join(map(str, (source[0], *source[1]))))
 def test_of_others(scene, source):
     ranks, words = source
@@ -93,6 +94,7 @@ def test_of_others(scene, source):
 
 
 @pytest.mark.long
+@pytest.mark.alone  # ranks that wait for each other keep the processors busy
 def test_later_losses(scene):
     """On other ranks they are those of a run that begins with DeepSpeed's universal checkpoint in memory: up to the last bits,
     since that one takes the powers of CPUAdam's betas anew, where a run that was never ended has multiplied them up.
@@ -120,6 +122,7 @@ def test_later_losses(scene):
 
 
 @pytest.mark.long
+@pytest.mark.alone  # ranks that wait for each other keep the processors busy
 def test_what_does_not_fit_is_refused(scene):
     """By name, on all ranks, and the engine trains on as if nothing had been."""
     with Ckptfs().place(scene) as mount:

@@ -6,6 +6,7 @@
 #include <span>
 #include <string_view>
 
+#include "io/fault.h"
 #include "io/fd.h"
 #include "io/log.h"
 #include "meta/names.h"
@@ -128,14 +129,18 @@ Result<meta::LedgerEntry> StepWriters::change(meta::InodeNumber step,
   return entry;
 }
 
-// Who opened a file before it was forgotten here has it open, or had a moment ago. Who does so later is noted anew.
+// Who opened a file before it was forgotten here has it open, or has changed what was inspected. Who does so later is
+// noted anew.
 Result<bool> StepWriters::note_whole(const StepStatus& step, const std::function<void()>& done) {
+  TRY(io::fault_point("writers.before_whole"));
   {
     const io::MutexLock lock(mutex_);
     known_.erase(step.inode);
   }
   TRY_ASSIGN(const bool in_use, step_facts_.is_in_use(step.inode));
   if (in_use) return false;
+  TRY_ASSIGN(const StepStatus now, step_facts_.inspect_step(step.inode));
+  if (now.fingerprint != step.fingerprint) return false;
   const io::MutexLock noting(noting_);
   {
     const io::MutexLock lock(mutex_);

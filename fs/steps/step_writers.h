@@ -33,7 +33,7 @@ class StepWriters {
   };
   // `step_facts` has the clock, and need not be there before the first call. `tell`: called at each writing, from the
   // thread of whoever writes.
-  StepWriters(meta::Store& store, const StepFactsFinder& step_facts, std::function<void(const Written&)> tell)
+  StepWriters(meta::Store& store, StepFactsFinder& step_facts, std::function<void(const Written&)> tell)
       : store_(store),
         tree_(store.tree()),
         step_facts_(step_facts),
@@ -49,8 +49,9 @@ class StepWriters {
   void note(meta::InodeNumber folder, const meta::Caller& caller);
   // Something has a new name, so that what names told may be wrong.
   void names_changed();
-  // The step was found whole. If more is known of who writes to it than when it was inspected, or if somebody uses it,
-  // nothing is noted, and false returned. `done` is called if it is noted, before anybody else is.
+  // The step was found whole. If more is known of who writes to it than when it was inspected, if it was written to
+  // since, or if somebody uses it, nothing is noted, and false returned. `done` is called if it is noted, before
+  // anybody else is.
   Result<bool> note_whole(const StepStatus& step, const std::function<void()>& done);
   // The tracker file that tells when the step is complete names it.
   Result<> note_named(meta::InodeNumber step);
@@ -70,7 +71,7 @@ class StepWriters {
 
   meta::Store& store_;
   meta::Tree& tree_;
-  const StepFactsFinder& step_facts_;
+  StepFactsFinder& step_facts_;
   const std::function<void(const Written&)> tell_;
   const std::string here_;
   std::atomic<bool> watches_{false};  // any series

@@ -17,6 +17,7 @@ constexpr const char* kOther = "value";
 constexpr std::string_view kMegatronOptimizer = "optimizer.", kMegatronState = "optimizer.state.";
 constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kMegatronStates{
     {{"exp_avg", "exp_avg"}, {"exp_avg_sq", "exp_avg_sq"}, {"fp32_param", "fp32"}}};
+
 // A state that the optimizer keeps of a parameter.
 struct State {
   std::string parameter;
@@ -55,26 +56,23 @@ bool is_optimizer_key(std::string_view key) {
   return std::ranges::find(kOptimizerKeys, key) != kOptimizerKeys.end();
 }
 
-State split_at_last_dot(std::string_view text) {
+std::optional<State> split_at_last_dot(std::string_view text) {
   const size_t dot = text.rfind('.');
-  return {std::string(text.substr(0, dot)), std::string(text.substr(dot + 1))};
+  if (dot == text.npos || dot == 0) return std::nullopt;
+  return State{std::string(text.substr(0, dot)), std::string(text.substr(dot + 1))};
 }
 
 // Parses ("optim", "state", "layers.0.weight", "exp_avg"), ("optimizer", "state.layers.0.weight.exp_avg") or
-// ("optimizer", "layers.0.weight.exp_avg").
+// ("optimizer", "layers.0.weight.exp_avg"). In the last form only a state's usual name tells that it is one.
 std::optional<State> state_of(const Keys& keys) {
   constexpr std::string_view key = "state", prefix = "state.";
   for (size_t at = 0; at + 2 < keys.size(); ++at) {
     if (keys[at] == key) return State{joined(keys, at + 1, keys.size() - 1), keys.back()};
   }
-  std::string_view last = keys.back();
-  if (last.starts_with(prefix)) {
-    last.remove_prefix(prefix.size());
-  } else if (keys.size() != 2 || !is_optimizer_key(keys.front())) {
-    return std::nullopt;
-  }
-  const size_t dot = last.rfind('.');
-  return dot == last.npos || dot == 0 ? std::nullopt : std::optional(split_at_last_dot(last));
+  const std::string_view last = keys.back();
+  if (last.starts_with(prefix)) return split_at_last_dot(last.substr(prefix.size()));
+  const bool below = keys.size() == 2 && is_optimizer_key(keys.front());
+  return below && (is_named_as_state(last) || last.ends_with(".step")) ? split_at_last_dot(last) : std::nullopt;
 }
 
 // Keys that lead to everything, and to the model below them, tell nothing: ("app", "model", ...), ("app", "optim",

@@ -3,8 +3,8 @@
 //
 // The model's tensors are below "model" (or "module", "state_dict"), or at the top if there is none of these. The
 // optimizer's states have the keys "state", the parameter's name and the state's name, or one key of the three joined
-// by dots, which torch.distributed.checkpoint.state_dict makes, or one of the last two right below "optimizer". Any
-// other tensor is named by all of its keys.
+// by dots, which torch.distributed.checkpoint.state_dict makes, or one of the last two right below "optimizer", if the
+// state has a usual name. Any other tensor is named by all of its keys: it may be somebody's weights.
 //
 // Pure functions.
 #pragma once

@@ -173,10 +173,11 @@ def accumulations(step):
     """The global batch was that of one rank with two samples."""
     from ckptfs.deepspeed import accumulation_steps
     found = [accumulation_steps(step, ranks=2, micro_batch=1), accumulation_steps(str(step), ranks=1, micro_batch=1)]
-    try:
-        accumulation_steps(step, ranks=3, micro_batch=1)
-    except ValueError as problem:
-        found.append(str(problem).rpartition("is ")[2])
+    for path, ranks in ((step, 3), (step, 0), (step.parent, 1)):
+        try:
+            accumulation_steps(path, ranks=ranks, micro_batch=1)
+        except ValueError as problem:
+            found.append(str(problem))
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from checking import equal, opened, read, true, write
 from hugging import safetensors
-from mounting import CKPTFS, run, wait_until
+from mounting import CKPTFS, CKPTFS_DEBUG, run, wait_until
 from rotating_series import SERIES, WEIGHTS, date, decisions, make_series, never, policy, stays, steps, write_step
 
 
@@ -45,6 +45,32 @@ def test_each_run_keeps_its_newest_step(mount):
         equal(decisions(policy(mount))[1], (True, ["newest of its run"]), "why it stays")
         other.stdin.close()
     stays(mount, {700}, "once the other has ended")
+
+
+@pytest.mark.builds("faults")
+@pytest.mark.one_mode
+def test_a_save_that_goes_on_after_it_was_looked_at(mount):
+    """A second save has begun with a file that tells nothing; while the mount notes the step as whole, it writes more."""
+    make_series(mount, keep_last=9)
+    step = write_step(mount, 10)
+    act = f"""
+for name in ("config.json", "model.safetensors"):
+    sys.stdin.readline()
+    shutil.copyfile(f"{{sys.argv[1]}}/{{name}}", f"{step}/{{name}}")
+    print(name, flush=True)
+"""
+    with training(mount, mount.path / SERIES / "checkpoint-20", act) as other:
+        wait_until("both are complete", lambda: all(mount.ask(f"{SERIES}/checkpoint-{number}", "state") == "complete"
+                                                    for number in (10, 20)) if (step.parent / "checkpoint-20").exists() else False)
+        mount.wait_for_rounds(3)
+        mount.stop()
+        mount.binary, mount.faults = CKPTFS_DEBUG, "writers.before_whole=1:sleep:3000"
+        mount.start()
+        equal(act_of(other), "config.json", "what the second save writes")
+        time.sleep(1)  # the mount has looked at the step, and is about to note it
+        equal(act_of(other), "model.safetensors", "what it writes then")
+        mount.wait_for_rounds(3)
+        equal(mount.ask(f"{SERIES}/checkpoint-10", "state"), "unknown", "a step of two saves")
 
 
 @pytest.mark.one_mode

@@ -343,6 +343,8 @@ def latest_of(folder: str | os.PathLike[str]) -> str:
 def accumulation_steps(step: str | os.PathLike[str], *, ranks: int, micro_batch: int) -> int:
     """The gradient_accumulation_steps that keep the global batch of the step's run, on so many ranks with so many samples
     each. ValueError: there are none, or the step does not tell its batch."""
+    if ranks < 1 or micro_batch < 1:
+        raise ValueError(f"{ranks} ranks with {micro_batch} samples each: at least one of both is needed")
     model = states.load(states.small_files(pathlib.Path(step))[0])
     config = model.get("ds_config")
     told = config if isinstance(config, dict) and config.get("sequence_parallel_size", 1) == 1 else {}

@@ -167,6 +167,7 @@ TEST(SavedStep, AModelBesideItsOptimizer) {
                {of + "0.weight.exp_avg", {2}, "mm", {}},
                {of + "0.weight.step", {}, "s", {}},
                {of + "7.exp_avg", {1}, "o", {}},
+               {"optimizer.0.master", {2}, "wm", {}},
                {"rng", {1}, "r", {}}});
     const TensorMap map = step.read();
     EXPECT_TRUE(map.problems.empty()) << map.problems.front().reason;
@@ -177,11 +178,13 @@ TEST(SavedStep, AModelBesideItsOptimizer) {
     EXPECT_EQ(weight.states.count("step"), 1U);
     EXPECT_EQ(find(map, "model.w").kind, Parameter::Kind::trained);
     EXPECT_EQ(find(map, of + "7.exp_avg").kind, Parameter::Kind::resume);
+    EXPECT_EQ(find(map, "optimizer.0.master").kind,
+              Parameter::Kind::other);  // nothing tells that only a resume needs it
     EXPECT_EQ(find(map, "rng").kind, Parameter::Kind::other);
     // A load takes the names by which they were saved.
     EXPECT_THAT(names_of(step.read({.sorts_saved = false})),
                 ElementsAre("model.0.weight", "model.model.w", of + "0.weight.exp_avg", of + "0.weight.step",
-                            of + "7.exp_avg", "rng"));
+                            of + "7.exp_avg", "optimizer.0.master", "rng"));
   }
 }
 

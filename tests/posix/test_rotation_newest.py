@@ -60,8 +60,7 @@ for name in ("config.json", "model.safetensors"):
     print(name, flush=True)
 """
     with training(mount, mount.path / SERIES / "checkpoint-20", act) as other:
-        wait_until("both are complete", lambda: all(mount.ask(f"{SERIES}/checkpoint-{number}", "state") == "complete"
-                                                    for number in (10, 20)) if (step.parent / "checkpoint-20").exists() else False)
+        wait_until("both are complete", lambda: states(mount) == ["complete", "complete"])
         mount.wait_for_rounds(3)
         mount.stop()
         mount.binary, mount.faults = CKPTFS_DEBUG, "writers.before_whole=1:sleep:3000"

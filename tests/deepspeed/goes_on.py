@@ -19,6 +19,8 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nvme", required=True, help="the folder to swap to, or 'none'")
     parser.add_argument("--no-offload", action="store_true", help="with --nvme none: not to the processor's memory, either")
+    parser.add_argument("--offload", action="store_true", help="with ZeRO 1 and 2: to the processor's memory")
+    parser.add_argument("--round-robin", action="store_true", help="with ZeRO 2: deal the parameters out to the ranks")
     parser.add_argument("--layers-a-group", type=float, help="the size of a sub-group of the optimizer")
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"))
     parser.add_argument("--stage", type=int)
@@ -28,12 +30,13 @@ def parse_arguments():
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--save", metavar="DIR", help="save here after the last step")
     parser.add_argument("--resume", metavar="DIR", help="go on from here")
+    parser.add_argument("--tag", help="the step to go on from, if no `latest` names it")
     parser.add_argument("--plain", action="store_true", help="save and resume by the engine's own functions")
     parser.add_argument("--pretend", metavar="VERSION", help="of DeepSpeed")
     parser.add_argument("--universal", metavar="DIR", help="go on from DeepSpeed's universal checkpoint there")
     parser.add_argument("--small-decay", type=float, help="the weight decay of small parameters")
     parser.add_argument("--warm", action="store_true", help="train a step before the load")
-    parser.add_argument("--no-state", action="store_true", help="leave it out of the result")
+    parser.add_argument("--no-state", action="store_true", help="leave it out of the result: it is not right with --round-robin")
     parser.add_argument("--without-scheduler", action="store_true", help="as Lightning loads")
     parser.add_argument("--out", required=True, help="the result, .RANK is appended")
     parser.set_defaults(**variety.DEFAULTS)
@@ -68,6 +71,11 @@ def note_reads(noted):
 
 def part_of(engine):
     """Bytes of this rank's part of all that is loaded by names: three times fp32 of what is trained, the frozen as they are."""
+    if engine.zero_optimization_stage() < 3:
+        own = sum(flat.numel() - padding for flat, padding in zip(engine.optimizer.single_partition_of_fp32_groups,
+                                                                  engine.optimizer.groups_padding, strict=True))
+        return 12 * own + sum(parameter.numel() * parameter.element_size() for parameter in engine.module.parameters()
+                              if not parameter.requires_grad)
     return sum(12 * parameter.partition_numel() if parameter.requires_grad else parameter.partition_numel() *
                parameter.element_size() for parameter in engine.module.parameters())
 
@@ -98,7 +106,7 @@ def main():
         load = engine.load_checkpoint if options.plain else functools.partial(ckptfs.deepspeed.load_checkpoint, engine)
         torch.distributed.barrier()
         peak, start = Peak(), time.monotonic()
-        load(options.resume, load_lr_scheduler_states=not options.without_scheduler)
+        load(options.resume, options.tag, load_lr_scheduler_states=not options.without_scheduler)
         cost = {"seconds": time.monotonic() - start, "peak": peak()}
         first = engine.global_steps
     losses = variety.train(torch, engine, options.steps, rank, first)

@@ -1,4 +1,5 @@
-"""A step goes into a ZeRO-3 engine of any number of ranks, other sub-groups and another kind of offload, bit for bit."""
+"""A step goes into a ZeRO engine of any number of ranks, another stage, other sub-groups and another kind of offload, bit for
+bit."""
 
 import json
 import pathlib
@@ -7,7 +8,8 @@ import subprocess
 import pytest
 
 from harness import Ckptfs, environment, equal, python, ranks_running, true, wait_for_ranks
-from mounting import REPOSITORY
+from mounting import CKPTFS, REPOSITORY, run
+from reading import remote_mount
 
 pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(1800)]
 
@@ -15,19 +17,22 @@ BEFORE, AFTER = 3, 3
 IN_MEMORY = ("--nvme", "none")
 FP32 = ("--dtype", "fp32")
 OTHER_GROUPS = ("--layers-a-group", "0.6")
+ZERO1, ZERO2 = (*IN_MEMORY, "--stage", "1"), (*IN_MEMORY, "--stage", "2")
 # As from 2 ranks with the optimizer on NVMe: ranks, and the words for goes_on.py.
-TARGETS = ((3, ("--pipeline",)), (1, IN_MEMORY), (2, (*IN_MEMORY, "--no-offload")))
+TARGETS = ((3, ("--pipeline",)), (1, IN_MEMORY), (2, (*IN_MEMORY, "--no-offload")), (3, ZERO2))
 # Of other ranks, types and devices, each into several.
 LONG = {
     (2, ()): ((1, ("--warm",)), (2, OTHER_GROUPS), (4, ()), (3, (*IN_MEMORY, "--warm")), (3, (*IN_MEMORY, "--no-offload", "--warm")),
-              (3, ("--warm", "--pipeline"))),
+              (3, ("--warm", "--pipeline")), (1, ZERO1), (2, (*ZERO2, "--offload")), (3, (*ZERO2, "--warm"))),
     (1, ("--dtype", "fp16")): ((2, ("--dtype", "fp16")), (3, ("--dtype", "fp16", *IN_MEMORY))),
     (4, FP32): ((2, FP32), (3, (*FP32, *IN_MEMORY)), (1, (*FP32, "--pipeline"))),
     (3, IN_MEMORY): ((2, ()), (2, IN_MEMORY), (3, ("--pipeline",)), (3, (*IN_MEMORY, *OTHER_GROUPS)),
                      (3, (*IN_MEMORY, "--no-offload"))),
     (2, (*IN_MEMORY, "--no-offload")): ((1, ("--pipeline",)), (3, (*IN_MEMORY, "--no-offload")), (4, IN_MEMORY), (2, IN_MEMORY)),
-    (2, (*IN_MEMORY, "--stage", "2")): ((3, ()), (2, IN_MEMORY)),
-    (2, (*IN_MEMORY, "--stage", "1")): ((1, ()),),
+    (2, ZERO2): ((3, ()), (2, IN_MEMORY), (3, ZERO2), (2, (*ZERO2, "--offload")), (1, (*ZERO1, "--warm"))),
+    (3, (*ZERO1, "--dtype", "fp16")): ((2, (*ZERO2, "--dtype", "fp16")), (1, ("--dtype", "fp16"))),
+    (2, (*ZERO2, *FP32, "--offload")): ((4, (*ZERO1, *FP32, "--offload")), (2, (*ZERO2, *FP32))),
+    (2, ZERO1): ((1, ()), (3, ZERO1)),
     (2, ("--pipeline",)): ((3, ()), (2, IN_MEMORY)),
 }
 
@@ -55,13 +60,15 @@ def judge(loaded, saved, what):
         equal(got, wanted, f"{what}: {name}")
 
 
-def goes_into(scene, series, saved, targets):
+def goes_into(scene, series, saved, source, targets):
     for ranks, words in targets:
         what = f"{ranks} ranks, {' '.join(words)}"
+        one_stage = ("--stage" in words) == ("--stage" in source)  # ZeRO 1 and 2 make buffers bf16, and ZeRO-3 does not
+        kept = {name: state for name, state in saved.items() if name != "mean" or one_stage}
         loaded, said = train(scene, ranks, "loaded", "--steps", 0, "--resume", series, *words)
         for result in loaded:
             equal(result["first"], BEFORE, f"{what}: the step that was resumed")
-            judge(result["state"], saved, what)
+            judge(result["state"], kept, what)
             true(0.99 < result["read"] / result["part"] < 1.1, f"{what}: {result['read']} bytes read of {result['part']}")
         equal(said.count("loaded by the parameters' names"), 1, f"{what}: what is said")
 
@@ -72,7 +79,7 @@ def test_of_two_ranks_on_nvme(scene):
         series.mkdir(exist_ok=True)
         whole, _ = train(scene, 2, "whole", "--steps", BEFORE + AFTER)
         saved, _ = train(scene, 2, "saved", "--steps", BEFORE, "--save", series)
-        goes_into(scene, series, saved[0]["state"], TARGETS)
+        goes_into(scene, series, saved[0]["state"], (), TARGETS)
         later, said = train(scene, 2, "later", "--steps", AFTER, "--resume", series, *OTHER_GROUPS)
         true("parameters' names" in said, "other sub-groups")
         for rank in range(2):
@@ -88,9 +95,48 @@ def test_of_others(scene, source):
         series = mount.path / "steps"
         series.mkdir(exist_ok=True)
         saved, _ = train(scene, ranks, "saved", "--steps", BEFORE, "--save", series, *words)
-        if "--stage" in words:
-            del saved[0]["state"]["mean"]  # this buffer is bf16 in ZeRO 1 and 2, and fp32 in ZeRO-3
-        goes_into(scene, series, saved[0]["state"], LONG[source])
+        goes_into(scene, series, saved[0]["state"], words, LONG[source])
+
+
+@pytest.mark.long
+@pytest.mark.alone  # ranks that wait for each other keep the processors busy
+def test_from_a_remote(scene):
+    """Each rank fetches its own part: three ranks fetch a model's state once, and not three times."""
+    remote, point = f"file://{scene.work}/remote", scene.work / "remote-mount"
+    (scene.work / "remote").mkdir()
+    with Ckptfs().place(scene) as mount:
+        series = mount.path / "steps"
+        series.mkdir(exist_ok=True)
+        run(CKPTFS, "remote", "add", remote, series)
+        saved, _ = train(scene, 2, "saved", "--steps", BEFORE, "--save", series)
+        step = series / f"global_step{BEFORE}"
+        run(CKPTFS, "push", "--wait", step, timeout=120)
+        with remote_mount(remote, point) as there:
+            size = sum(file.stat().st_size for file in (point / step.name).rglob("*") if file.is_file())
+            loaded, said = train(scene, 3, "loaded", "--steps", 0, "--resume", point, "--tag", step.name)
+            for result in loaded:
+                judge(result["state"], saved[0]["state"], "from the remote")
+            true("parameters' names" in said, "by names")
+            true(there.fetched() < 1.3 * size, f"{there.fetched()} bytes fetched of {size}")
+
+
+@pytest.mark.long
+@pytest.mark.alone  # ranks that wait for each other keep the processors busy
+def test_dealt_out_to_the_ranks(scene):
+    """With round_robin_gradients ZeRO 2 lays the parameters in another order, and DeepSpeed's own load does not see it."""
+    dealt = (*ZERO2, "--round-robin")
+    with Ckptfs().place(scene) as mount:
+        series = mount.path / "steps"
+        series.mkdir(exist_ok=True)
+        whole, _ = train(scene, 2, "whole", "--steps", BEFORE + AFTER, *ZERO2)
+        saved, _ = train(scene, 2, "dealt", "--steps", BEFORE, "--save", series, *dealt, "--no-state")
+        for words in (dealt, ZERO2):
+            later, said = train(scene, 2, "later", "--steps", AFTER, "--resume", series, *words, "--no-state")
+            equal("in another order" in said, words == ZERO2, "what is said")
+            for rank in range(2):
+                equal(saved[rank]["losses"] + later[rank]["losses"], whole[rank]["losses"], f"{words}: losses of rank {rank}")
+        goes_on, _ = train(scene, 3, "other-ranks", "--steps", 0, "--resume", series, *dealt, "--no-state")
+        equal([result["first"] for result in goes_on], [BEFORE] * 3, "the step that was resumed")
 
 
 @pytest.mark.long

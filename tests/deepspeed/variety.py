@@ -16,7 +16,7 @@ from ending import end_rank
 WIDTH = 901  # odd, and large enough that three ranks swap
 STATES = ("exp_avg", "exp_avg_sq")
 DEFAULTS = {"stage": 3, "dtype": "bf16", "pipeline": False, "width": WIDTH, "threshold": 4096, "layers_a_group": 1.5,
-            "no_offload": False, "small_decay": 0.0, "universal": None}
+            "no_offload": False, "offload": False, "round_robin": False, "small_decay": 0.0, "universal": None}
 
 
 def parse_arguments():
@@ -36,7 +36,8 @@ def parse_arguments():
 
 
 def deepspeed_config(options, scheduler=False):
-    zero = {"stage": options.stage, "overlap_comm": False, "contiguous_gradients": True}
+    zero = {"stage": options.stage, "overlap_comm": False, "contiguous_gradients": True,
+            "round_robin_gradients": options.round_robin}
     if options.stage == 3:
         zero.update(sub_group_size=int(options.width * options.width * options.layers_a_group),
                     stage3_param_persistence_threshold=options.threshold)
@@ -45,7 +46,7 @@ def deepspeed_config(options, scheduler=False):
         zero["offload_optimizer"] = {"device": "nvme", "nvme_path": options.nvme, "pin_memory": False,
                                      "buffer_count": count, "pipeline_read": options.pipeline,
                                      "pipeline_write": options.pipeline}
-    elif options.stage == 3 and not options.no_offload:
+    elif options.offload or options.stage == 3 and not options.no_offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
     config = {
         "train_micro_batch_size_per_gpu": 2,

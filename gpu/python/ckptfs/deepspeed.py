@@ -8,7 +8,7 @@ DeepSpeed's own load brings back the master weights of what it swaps, and nothin
 step at 0, the learning rate at its first value, and what was too small to swap keeps its random start. Here the run goes
 on as if it had never stopped, to the last bit. Both functions are called by every rank, as DeepSpeed's own. They work
 on any path, not only on a ckptfs mount. ckptfs.patch puts them in the place of DeepSpeed's own, for engines on a mount.
-A ZeRO-3 engine takes a step of any number of ranks (ckptfs.elastic).
+An engine of ZeRO 1, 2 or 3 takes a step of any number of ranks and any of these stages (ckptfs.elastic).
 
 What this knows of DeepSpeed's inside is in `_check_inside`. A load by another version than those of `TESTED` is refused
 by name, and nothing is changed. CKPTFS_DEEPSPEED=VERSION in the environment tries one more version.
@@ -226,8 +226,8 @@ def _device() -> str:
 
 def load_checkpoint(engine: DeepSpeedEngine, load_dir: str | os.PathLike[str], tag: str | None = None,
                     **options: Any) -> Loaded:
-    """Loads as engine.load_checkpoint does, and restores what that leaves out. All ranks call it, at any step. With ZeRO-3 the
-    step may be of any number of ranks, other sub-groups, and another kind of offload (ckptfs.elastic).
+    """Loads as engine.load_checkpoint does, and restores what that leaves out. All ranks call it, at any step. With ZeRO the
+    step may be of any number of ranks, another stage, other sub-groups, and another kind of offload (ckptfs.elastic).
     NotSupported (on other ranks RuntimeError), before anything is changed: this DeepSpeed is not known, or the checkpoint
     is of other parameters.
     """
@@ -304,10 +304,17 @@ def is_zero3(engine: DeepSpeedEngine) -> bool:
     return type(getattr(engine, "optimizer", None)).__name__ == "DeepSpeedZeroOptimizer_Stage3"
 
 
+def is_zero12(engine: DeepSpeedEngine) -> bool:
+    """Is it ZeRO 1 or 2 of a model that is cut in no other way? Else DeepSpeed's own load is left alone."""
+    kind = type(getattr(engine, "optimizer", None)).__name__
+    return kind == "DeepSpeedZeroOptimizer" and not (engine.pipeline_parallelism or engine.has_moe_layers or
+                                                     engine.mp_world_size != 1)
+
+
 def _may_be_elastic(engine: DeepSpeedEngine, load_dir: str | os.PathLike[str], tag: str | None,
                     options: Mapping[str, Any]) -> bool:
-    """Is all of a step wanted in a ZeRO-3 engine of a version that is known? Then the step is looked into."""
-    if not is_zero3(engine) or engine.load_universal_checkpoint() or not is_known_version():
+    """Is all of a step wanted in a ZeRO engine of a version that is known? Then the step is looked into."""
+    if not (is_zero3(engine) or is_zero12(engine)) or engine.load_universal_checkpoint() or not is_known_version():
         return False
     if not options.get("load_optimizer_states", True) or options.get("load_module_only", False):
         return False

@@ -1,12 +1,7 @@
-"""Fills a ZeRO-3 engine of DeepSpeed from a step of other ranks, other sub-groups or another kind of offload.
+"""Fills a ZeRO engine of DeepSpeed from a step of other ranks, another stage, other sub-groups or another kind of offload.
 
 DeepSpeed's own load wants the ranks and the sub-groups that the step was saved with. Here each rank reads its own part of
-each tensor by the tensor's name, straight into the optimizer's buffers. A sub-group that is swapped is brought into
-memory, filled and swapped out, as a step of the optimizer does it; no swap file is written by hand.
-
-How ZeRO-3 cuts its state (DeepSpeed 0.19.8, runtime/zero/stage3.py): a rank has ceil(elements / ranks) of each flattened
-parameter, the last ones with padding. A sub-group is a run of parameters of one param group; it ends when this rank's
-parts of them reach sub_group_size, so the sub-groups change with the ranks.
+each tensor by the tensor's name, straight into the optimizer's buffers (ckptfs.partitions says which part that is).
 
 Memory beside the engine's own: that of a ckptfs.Checkpoint, and at the first load of a swapped engine the two moments of
 one sub-group. ckptfs.deepspeed.load_checkpoint calls this.
@@ -27,16 +22,15 @@ import torch
 from deepspeed import comm as dist
 
 from ckptfs import deepspeed as ours
-from ckptfs import memory, states
+from ckptfs import memory, partitions, states
 from ckptfs.loading import Checkpoint
+from ckptfs.partitions import MOMENTS, Parameter, Part, SubGroup
 
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
 
 _log = logging.getLogger("ckptfs")
-_Parameter = Any  # torch's, with what ZeRO-3 adds to it: ds_shape, ds_numel, ds_tensor (this rank's part), partition_numel()
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 _ADAMS = ("DeepSpeedCPUAdam", "FusedAdam", "Adam", "AdamW")  # of DeepSpeed or of torch
 _SCALE = ("loss_scaler", "dynamic_loss_scale", "overflow")
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
@@ -47,10 +41,7 @@ _OF_DEEPSPEED = {"module", "global_steps", "skipped_steps", "data_sampler", "ran
 _OF_THE_CLASS = {"params", "step", "fused", "foreach", "capturable", "differentiable", "decoupled_weight_decay"}
 _INSIDE = {
     "engine": ("param_names", "has_moe_layers", "mp_world_size", "lr_scheduler", "module", *_COUNTERS),
-    "engine.optimizer": ("fp16_groups", "fp32_partitioned_groups_flat", "optimizer", "sub_group_to_group_id",
-                         "dp_process_group", "_swappable_optimizer_subgroup", "_optimizer_states_and_gradient_swap_in",
-                         "_optimizer_states_and_gradient_swap_out", "_reassign_or_swap_out_partitioned_parameters",
-                         "checkpoint_event_prologue", "checkpoint_event_epilogue", *_SCALE),
+    "engine.optimizer": ("optimizer", "dp_process_group", *_SCALE),
 }
 
 
@@ -64,7 +55,9 @@ class Step:
             optimizer_file = str(self._files[1])
         self.outer: dict[str, Any] = states.load(optimizer_file)["optimizer_state_dict"]
         base = self.outer.get("optimizer_state_dict", self.outer.get("base_optimizer_state"))
-        self.base: dict[str, Any] = base if isinstance(base, dict) else {}
+        if not isinstance(base, dict):
+            raise ours.NotSupported(f"{path}: {optimizer_file} has no settings of the optimizer (zero.elastic_checkpoint)")
+        self.base: dict[str, Any] = base
         self.groups: list[dict[str, Any]] = self.base.get("param_groups", [])
 
     @functools.cached_property
@@ -82,30 +75,41 @@ class Step:
 
     def other_layout(self, engine: DeepSpeedEngine) -> str:
         """In words, how its state is cut and how the engine's is; empty where both are the same."""
-        optimizer, count = engine.optimizer, self.outer.get("partition_count", 0)
+        live, saved = partitions.of(engine), self._layout()
+        here = _Layout(live.stage, live.ranks, ours.is_swapped(engine), _of_torch(engine.optimizer.optimizer.param_groups),
+                       live.names)
+        if saved == here:
+            return ""
+        return f"{saved} -> {here}" if str(saved) != str(here) else f"{saved}, of other lengths or in another order"
+
+    def _layout(self) -> _Layout:
+        count = self.outer.get("partition_count", 0)
         ranks = max(count, default=0) if isinstance(count, list) else count  # ZeRO 1 and 2: of each group
-        saved = _Layout.of(ranks, (self.path / "offloaded_tensors").is_dir(), self.groups, self.outer.get("fp32_flat_groups", []))
-        live = _Layout.of(optimizer.partition_count, bool(optimizer.swap_optimizer), optimizer.optimizer.param_groups,
-                          optimizer.fp32_partitioned_groups_flat)
-        return "" if saved == live else f"{saved} -> {live}"
+        swaps, of_3 = (self.path / "offloaded_tensors").is_dir(), "fp32_flat_groups" in self.outer
+        flats = self.outer["fp32_flat_groups" if of_3 else "single_partition_of_fp32_groups"]
+        names: list[object] = [getattr(flat, "ds_id", None) if swaps else flat.numel() for flat in flats]
+        if not of_3:
+            names = list(zip(names, map(list, self.model["param_shapes"]), strict=True))
+        stage = partitions.Zero3.stage if of_3 else partitions.Zero12.stage
+        return _Layout(stage, ranks, swaps, _of_torch(self.groups), names)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Layout:
+    stage: str
     ranks: int
     swaps: bool
     of_torch: bool
-    sub_groups: list[object]  # their names, or in memory, where not every file has these, their lengths
-
-    @classmethod
-    def of(cls, ranks: int, swaps: bool, settings: Sequence[Mapping[str, Any]], groups: Sequence[torch.Tensor]) -> _Layout:
-        # DeepSpeed's Adams have one setting more than torch's, and another type of step.
-        of_torch = bool(settings) and "bias_correction" not in settings[0]
-        return cls(ranks, swaps, of_torch, [getattr(group, "ds_id", None) if swaps else group.numel() for group in groups])
+    sub_groups: list[object]  # what tells them from those of another cut (ckptfs.partitions)
 
     def __str__(self) -> str:
         where, by = "on NVMe" if self.swaps else "in memory", "torch" if self.of_torch else "DeepSpeed"
-        return f"{self.ranks} ranks with {len(self.sub_groups)} sub-groups {where}, Adam of {by}"
+        return f"{self.stage} of {self.ranks} ranks with {len(self.sub_groups)} sub-groups {where}, Adam of {by}"
+
+
+def _of_torch(settings: Sequence[Mapping[str, Any]]) -> bool:
+    """DeepSpeed's Adams have one setting more than torch's, and another type of step."""
+    return bool(settings) and "bias_correction" not in settings[0]
 
 
 class Filling:
@@ -113,7 +117,7 @@ class Filling:
 
     def __init__(self, engine: DeepSpeedEngine, step: Step, options: Mapping[str, Any]) -> None:
         """`options`: of load_checkpoint."""
-        self.engine, self.optimizer, self.step = engine, engine.optimizer, step
+        self.engine, self.optimizer, self.step, self.cut = engine, engine.optimizer, step, partitions.of(engine)
         self.adam = self.optimizer.optimizer
         self.strict = options.get("load_module_strict", True)
         self.with_scheduler = options.get("load_lr_scheduler_states", True) and engine.lr_scheduler is not None
@@ -137,7 +141,7 @@ class Filling:
     def check(self) -> None:
         """NotSupported or ValueError, in words: the step does not fit this engine, or is not known well enough."""
         ours.check_version()
-        ours.check_names(self.engine, _INSIDE)
+        ours.check_names(self.engine, {**_INSIDE, "engine.optimizer": (*_INSIDE["engine.optimizer"], *self.cut.inside)})
         ours.check_optimizer(self.optimizer)
         self._check_engine()
         self._read_small_state()
@@ -147,8 +151,7 @@ class Filling:
         self._check_rest()
 
     def _check_engine(self) -> None:
-        optimizer, kind, adam = self.optimizer, type(self.optimizer).__name__, type(self.adam)
-        ours.require(kind == "DeepSpeedZeroOptimizer_Stage3", f"a step of other ranks does not go into a {kind}")
+        optimizer, adam = self.optimizer, type(self.adam)
         ours.require(getattr(optimizer, "zero_hpz_partition_size", 1) in (0, 1), "zero_hpz_partition_size is not supported")
         ours.require(getattr(optimizer, "master_weights_and_grads_dtype", torch.float32) == torch.float32,
                      "master weights of another type than fp32 are not supported")
@@ -177,9 +180,9 @@ class Filling:
 
     def _check_trained(self) -> None:
         live, path = set(), self.step.path
-        for index, params in enumerate(self.optimizer.fp16_groups):
-            group = self.optimizer.sub_group_to_group_id[index]
-            for param in params:
+        for sub_group in self.cut.sub_groups:
+            group = sub_group.param_group
+            for param in sub_group.params:
                 name = self._name(param)
                 live.add(name)
                 ours.require(name in self.group_of, f"{name} is trained here, and {path} has no optimizer state of it")
@@ -188,27 +191,27 @@ class Filling:
                 ours.require(self.steps[name] >= 0, f"{path} was saved before the optimizer's first step: it has no state of "
                                                     f"{name}")
                 for key in ("fp32", *MOMENTS):
-                    self._check_tensor(f"{name}/{key}", tuple(param.ds_shape), torch.float32)
-            steps = {self.steps[self._name(param)] for param in params}
-            ours.require(len(steps) == 1, f"{self._name(params[0])} and its neighbours have made {sorted(steps)} steps in {path}")
+                    self._check_tensor(f"{name}/{key}", self.cut.shape(param), torch.float32)
+            steps = {self.steps[self._name(param)] for param in sub_group.params}
+            ours.require(len(steps) == 1, f"{self._name(sub_group.params[0])} and its neighbours have made {sorted(steps)} steps in {path}")
         more = self.group_of.keys() - live
         ours.require(not more, f"{path} has {next(iter(more), '')}, which is not trained here")
 
     def _check_frozen(self) -> None:
         for param in self._frozen():
             name = self._name(param)
-            self._check_tensor(name, tuple(param.ds_shape))
-            on_nvme = getattr(param.ds_tensor, "final_location", None) == "nvme" or int(param.ds_tensor.status.value) != 1
-            ours.require(not on_nvme, f"{name} is frozen and on NVMe: use offload_param with the device cpu, or none")
-            ours.require(not hasattr(param.ds_tensor, "ds_quant_scale"), f"{name} is quantised, which is not supported")
+            self._check_tensor(name, self.cut.shape(param))
+            self.cut.check_frozen(name, param)
 
     def _check_module(self) -> None:
         """What torch's load_state_dict would ask of the module's state beside parameters."""
         saved, live, path = self.step.model["module"], self.engine.module.state_dict().keys(), self.step.path
         for name in saved.keys() ^ live if self.strict else ():
             ours.require(False, f"{name} is {'here, and not in ' if name in live else 'not here, but in '}{path}")
-        for name in live:
-            ours.require(not name.endswith("_extra_state"), f"{name} is no tensor, and is not supported")
+        known = {name for tensors in (self.engine.module.named_parameters, self.engine.module.named_buffers)
+                 for name, _ in tensors(remove_duplicate=False)}
+        for name in live - known:  # an _extra_state, or what a quantised parameter needs
+            ours.require(False, f"{name} is no parameter and no buffer, and is not supported")
         for name, buffer in self._buffers():
             ours.require(torch.is_tensor(saved[name]) and saved[name].shape == buffer.shape, f"{path} has no such buffer {name}")
 
@@ -233,12 +236,12 @@ class Filling:
 
     # --- the engine's parameters
 
-    def _name(self, param: _Parameter) -> str:
+    def _name(self, param: Parameter) -> str:
         name = self.engine.param_names.get(param)
-        ours.require(name is not None, f"a parameter of shape {tuple(param.ds_shape)} has no name")
+        ours.require(name is not None, f"a parameter of shape {self.cut.shape(param)} has no name")
         return str(name)
 
-    def _frozen(self) -> list[_Parameter]:
+    def _frozen(self) -> list[Parameter]:
         """Those to be filled: without load_module_strict, as Trainers load adapters, those that the step has."""
         frozen = [param for param in self.engine.module.parameters() if not param.requires_grad]
         return [param for param in frozen if self.strict or self._name(param) in self.checkpoint.tensors]
@@ -255,65 +258,58 @@ class Filling:
         if dist.get_rank(group=group) == 0:
             _log.warning("%s: loaded by the parameters' names: %s", self.step.path, self.step.other_layout(self.engine))
         with ours.Together(f"the engine has a part of {self.step.path}: do not train with it", group), torch.no_grad():
-            self.optimizer.checkpoint_event_prologue()
-            for index in range(len(self.optimizer.fp16_groups)):
-                self._fill_group(index)
+            self.cut.begin()
+            for sub_group in self.cut.sub_groups:
+                self._fill_group(sub_group)
             for param in self._frozen():
                 self._fill_frozen(param)
             self._fill_small_state()
-        self.optimizer.checkpoint_event_epilogue()  # it gathers
+        self.cut.finish()
         own = _OF_DEEPSPEED | ({"lr_scheduler"} if self.options.get("load_lr_scheduler_states", True) else set())
         return str(self.step.model_file), {key: value for key, value in self.step.model.items() if key not in own}
 
-    def _fill_group(self, index: int) -> None:
-        params, group = self.optimizer.fp16_groups[index], self.optimizer.fp32_partitioned_groups_flat[index]
-        swapped = self.optimizer._swappable_optimizer_subgroup(index)
-        if swapped:
-            self.optimizer._optimizer_states_and_gradient_swap_in(index)
-        self._read(params, "/fp32", group.data)
-        state = self.adam.state[group]
-        for key in MOMENTS:
-            live = state.get(key)
-            if not torch.is_tensor(live) or (live.numel(), live.dtype) != (group.numel(), group.dtype):
-                state[key] = torch.empty_like(group.data)
-            self._read(params, f"/{key}", state[key])
-        state["step"] = self._step_of(index)
-        self.optimizer._reassign_or_swap_out_partitioned_parameters(index)  # the 16-bit parameters
-        if swapped:
-            self.optimizer._optimizer_states_and_gradient_swap_out(index)
+    def _fill_group(self, group: SubGroup) -> None:
+        flat = group.flat
+        with self.cut.in_memory(group):
+            self._read(list(self.cut.parts(group)), "/fp32", flat.data)
+            state = self.adam.state[flat]
             for key in MOMENTS:
-                state[key].data = torch.Tensor()  # the pipelined swapper leaves it to the next swap-in
+                live = state.get(key)
+                if not torch.is_tensor(live) or (live.numel(), live.dtype) != (flat.numel(), flat.dtype):
+                    state[key] = torch.empty_like(flat.data)
+                self._read(list(self.cut.parts(group)), f"/{key}", state[key])
+            state["step"] = self._step_of(group)
 
-    def _step_of(self, index: int) -> int | torch.Tensor:
+    def _step_of(self, group: SubGroup) -> int | torch.Tensor:
         """How many steps a sub-group has made, as its class of Adam has it."""
-        step = self.steps[self._name(self.optimizer.fp16_groups[index][0])]
+        step = self.steps[self._name(group.params[0])]
         if not type(self.adam).__module__.startswith("torch.optim"):
             return step
-        settings = self.adam.param_groups[self.optimizer.sub_group_to_group_id[index]]
+        settings = self.adam.param_groups[group.param_group]
         on_device = settings.get("fused") or settings.get("capturable")
-        group = self.optimizer.fp32_partitioned_groups_flat[index]
-        return torch.tensor(float(step), device=group.device if on_device else "cpu")
+        return torch.tensor(float(step), device=group.flat.device if on_device else "cpu")
 
-    def _fill_frozen(self, param: _Parameter) -> None:
-        part = torch.empty(param.partition_numel(), dtype=self.checkpoint.tensors[self._name(param)].dtype)
-        self._read([param], "", part)
-        param.ds_tensor.data.copy_(part)
+    def _fill_frozen(self, param: Parameter) -> None:
+        live, part = self.cut.frozen(param)
+        read = torch.empty(live.shape, dtype=self.checkpoint.tensors[self._name(param)].dtype)
+        self._read([part], "", read.view(-1))
+        live.copy_(read)
 
-    def _read(self, params: Sequence[_Parameter], state: str, flat: torch.Tensor) -> None:
-        """This rank's parts of the parameters, one behind the other. What lies behind a parameter's end is zero."""
-        rank, boxes, offset = dist.get_rank(group=self.optimizer.dp_process_group), [], 0
-        for param in params:
-            size, name = param.partition_numel(), self._name(param) + state
+    def _read(self, parts: Sequence[Part], state: str, flat: torch.Tensor) -> None:
+        """Reads them into the buffer. What lies between and behind them is padding, and zero."""
+        boxes, filled = [], 0
+        for part in parts:
+            name, size = self._name(part.param) + state, part.end - part.begin
+            if size == 0:
+                continue
             told = self.checkpoint.tensors[name]
-            if told.dtype != flat.dtype or offset + size > flat.numel():
+            if told.dtype != flat.dtype or part.offset < filled or part.offset + size > flat.numel():
                 raise RuntimeError(f"{name} does not fit into a buffer of {flat.numel()} elements of {flat.dtype}")
-            begin = min(rank * size, param.ds_numel)
-            end = min(begin + size, param.ds_numel)
-            flat[offset + end - begin : offset + size].zero_()
-            if end > begin:
-                address = flat.data_ptr() + offset * flat.element_size()
-                boxes.append((name, (0,) * len(told.shape), told.shape, begin, end, address))
-            offset += size
+            flat[filled : part.offset].zero_()
+            address = flat.data_ptr() + part.offset * flat.element_size()
+            boxes.append((name, (0,) * len(told.shape), told.shape, part.begin, part.end, address))
+            filled = part.offset + size
+        flat[filled:].zero_()
         if boxes:
             self.checkpoint.load_boxes(boxes, memory.device_of([flat]))
 

@@ -2,7 +2,7 @@
 
 Whoever calls them, a Trainer, accelerate, Lightning or a program of one's own, gets ckptfs.deepspeed's functions, if
 the engine's optimizer is on NVMe, and both its swap files and the checkpoint are on a ckptfs mount, on every rank. Any
-ZeRO-3 engine gets the load, if the checkpoint is on a mount. Any other engine gets DeepSpeed's own.
+engine of ZeRO gets the load, if the checkpoint is on a mount. Any other engine gets DeepSpeed's own.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def _replacement(plain: Callable[..., object], takes_over: Callable[..., bool],
 
 def _takes_over_load(engine: DeepSpeedEngine, load_dir: str, tag: str | None = None, load_optimizer_states: bool = True,
                      load_module_only: bool = False, **_: object) -> bool:
-    if not ckptfs.deepspeed.is_swapped(engine) and not ckptfs.deepspeed.is_zero3(engine):
+    ds = ckptfs.deepspeed
+    if not (ds.is_swapped(engine) or ds.is_zero3(engine) or ds.is_zero12(engine)):
         return False
     if not load_optimizer_states or load_module_only or engine.load_universal_checkpoint():
         return False

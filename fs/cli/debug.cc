@@ -117,13 +117,10 @@ int run(const BundleArguments& arguments) {
   }
   const auto written = io::write_full(file.value().get(), std::as_bytes(std::span(out.view())), 0);
   if (!written) return fail(arguments.file, written.error());
-  if (arguments.as_json) {
-    print_json({{"file", arguments.file}});
-  } else {
+  return print_answer(arguments.as_json, {{"file", arguments.file}}, [&] {
     std::printf("%s: read it before you send it: it has names of folders, users and hosts, but no content of files\n",
                 arguments.file.c_str());
-  }
-  return kSuccess;
+  });
 }
 
 std::string default_name() {

@@ -85,15 +85,11 @@ Result<Files> run(const DiffArguments& arguments) {
 int run_and_print(const DiffArguments& arguments) {
   const auto files = run(arguments);
   if (!files) return fail(files.error());
-  if (!arguments.as_json) {
-    print(files.value());
-    return kSuccess;
-  }
   json list = json::array();
   for (const auto& [path, file] : files.value()) list.push_back(file);
-  print_json(
-      {{"files", std::move(list)}, {"bytes", sum(files.value(), "bytes")}, {"read", sum(files.value(), "read")}});
-  return kSuccess;
+  const json answer = {
+      {"files", std::move(list)}, {"bytes", sum(files.value(), "bytes")}, {"read", sum(files.value(), "read")}};
+  return print_answer(arguments.as_json, answer, [&] { print(files.value()); });
 }
 
 }  // namespace

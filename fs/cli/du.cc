@@ -49,14 +49,9 @@ void print_usage(const json& result, bool one_step) {
 Result<int> run_du(const Target& target, bool as_json) {
   TRY_ASSIGN(const json result,
              ask_and_wait(target.mount, "asking what is on the disk", "du", {{"path", target.path}}));
-  if (as_json) {
-    print_json(result);
-    return kSuccess;
-  }
   const json steps = result.value("steps", json::array());
   const bool one_step = steps.size() == 1 && target.path.ends_with("/" + steps[0].value("tag", ""));
-  print_usage(result, one_step);
-  return kSuccess;
+  return print_answer(as_json, result, [&] { print_usage(result, one_step); });
 }
 
 }  // namespace

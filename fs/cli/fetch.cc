@@ -219,19 +219,17 @@ Result<int> run(const FetchArguments& arguments) {
   TRY_ASSIGN(const Series series, find_series(arguments.series));
   TRY_ASSIGN(const Source source, find_source(series, arguments.options));
   TRY_ASSIGN(const Fetched fetched, fetch(series, source, arguments.slot ? arguments.slot : source.slot));
-  if (!arguments.options.as_json) {
+  const json answer = {{"step", fetched.step},
+                       {"name", source.step.name()},
+                       {"was_there", fetched.was_there},
+                       {"fetched", fetched.report.fetched},
+                       {"shared", fetched.report.shared},
+                       {"found", fetched.report.found},
+                       {"requests", cost_of(source.remote.store->counts())}};
+  return print_answer(arguments.options.as_json, answer, [&] {
     print(fetched, source);
     print_how_to_resume(fetched.step);
-    return kSuccess;
-  }
-  print_json({{"step", fetched.step},
-              {"name", source.step.name()},
-              {"was_there", fetched.was_there},
-              {"fetched", fetched.report.fetched},
-              {"shared", fetched.report.shared},
-              {"found", fetched.report.found},
-              {"requests", cost_of(source.remote.store->counts())}});
-  return kSuccess;
+  });
 }
 
 }  // namespace

@@ -109,11 +109,7 @@ int run(const FsckArguments& arguments) {
   }();
   const auto closed = image.value().close();
   if (!outcome) return fail(store.value(), outcome.error());
-  if (arguments.as_json) {
-    print_json(to_json(outcome.value()));
-  } else {
-    print_report(arguments, outcome.value());
-  }
+  print_answer(arguments.as_json, to_json(outcome.value()), [&] { print_report(arguments, outcome.value()); });
   if (!closed) return fail(store.value(), closed.error());
   return outcome.value().report.problems.empty() ? kSuccess : kDamaged;
 }

@@ -44,12 +44,7 @@ Result<int> print_latest(const Target& target, const char* field, bool as_json) 
         "ckptfs: %s holds swap state only, and no step with more is complete: DeepSpeed cannot resume from it alone\n",
         printable(latest.value("tag", "")).c_str());
   }
-  if (as_json) {
-    print_json(latest);
-  } else {
-    std::printf("%s\n", latest.value(field, "").c_str());
-  }
-  return kSuccess;
+  return print_answer(as_json, latest, [&] { std::printf("%s\n", latest.value(field, "").c_str()); });
 }
 
 }  // namespace

@@ -117,12 +117,7 @@ int run(const PolicyArguments& arguments) {
   const json request = {{"path", path}, {"set", changes.value()}, {"dry_run", arguments.dry_run}};
   const auto result = ask_and_wait(target.value().mount, "looking at the steps", "policy", request);
   if (!result) return fail(arguments.series.empty() ? path : arguments.series, result.error());
-  if (arguments.as_json) {
-    print_json(result.value());
-  } else {
-    print_policy(result.value());
-  }
-  return kSuccess;
+  return print_answer(arguments.as_json, result.value(), [&] { print_policy(result.value()); });
 }
 
 }  // namespace

@@ -105,16 +105,13 @@ Result<int> run_remote_rm(const RemoveArguments& arguments) {
       removed.push_back(step.name());
     }
   }
-  if (arguments.options.as_json) {
-    print_json({{"url", remote.store->url()}, {"removed", std::move(removed)}});
-    return kSuccess;
-  }
-  for (const json& step : removed) std::printf("%s: removed\n", printable(step.get<std::string>()).c_str());
-  std::printf(
-      "Whoever has a step open there can read it for another day. Its space comes back after two days, in which the\n"
-      "mount of slot 0 runs the collector, or: ckptfs remote gc %s\n",
-      printable(remote.store->url()).c_str());
-  return kSuccess;
+  return print_answer(arguments.options.as_json, {{"url", remote.store->url()}, {"removed", removed}}, [&] {
+    for (const json& step : removed) std::printf("%s: removed\n", printable(step.get<std::string>()).c_str());
+    std::printf(
+        "Whoever has a step open there can read it for another day. Its space comes back after two days, in which the\n"
+        "mount of slot 0 runs the collector, or: ckptfs remote gc %s\n",
+        printable(remote.store->url()).c_str());
+  });
 }
 
 // --- gc
@@ -245,12 +242,8 @@ Result<int> run_gc(const CollectArguments& arguments) {
   TRY_ASSIGN(const Remote remote, open_remote(arguments.options.url, arguments.options));
   end_in_order();
   TRY_ASSIGN(const Collected collected, collect_there(remote, arguments));
-  if (arguments.options.as_json) {
-    print_json(collected_json(collected, remote));
-  } else {
-    print_collected(collected, remote);
-  }
-  return kSuccess;
+  return print_answer(arguments.options.as_json, collected_json(collected, remote),
+                      [&] { print_collected(collected, remote); });
 }
 
 }  // namespace

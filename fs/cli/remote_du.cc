@@ -64,12 +64,8 @@ Result<int> run_remote_du(const UsageArguments& arguments) {
     return meta::remote::measure_usage(*remote.store, settings);
   }();
   TRY(usage);
-  if (arguments.options.as_json) {
-    print_json(usage_json(usage.value(), remote));
-  } else {
-    print_usage(usage.value(), remote);
-  }
-  return kSuccess;
+  return print_answer(arguments.options.as_json, usage_json(usage.value(), remote),
+                      [&] { print_usage(usage.value(), remote); });
 }
 
 }  // namespace

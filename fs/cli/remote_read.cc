@@ -65,13 +65,11 @@ Result<int> run_export(const ExportArguments& arguments) {
                              ", counted from 0");
   }
   TRY(meta::remote::export_step(step, slot, folder, settings_of(remote, line)));
-  if (arguments.options.as_json) {
-    print_json({{"step", found.name()}, {"folder", folder}, {"requests", cost_of(remote.store->counts())}});
-  } else {
+  const json answer = {{"step", found.name()}, {"folder", folder}, {"requests", cost_of(remote.store->counts())}};
+  return print_answer(arguments.options.as_json, answer, [&] {
     std::printf("%s: step %s, compared with its digests\n", printable(folder).c_str(), printable(found.name()).c_str());
     print_cost(remote.store->counts());
-  }
-  return kSuccess;
+  });
 }
 
 // --- verify
@@ -177,12 +175,10 @@ Result<int> run_remote_verify(const VerifyArguments& arguments) {
   end_in_order();
   TRY_ASSIGN(const ToVerify work, what_to_verify(arguments.options));
   TRY_ASSIGN(const auto verified, verify_all(work, share));
-  if (arguments.options.as_json) {
-    print_json(json_of(verified, work.remote));
-  } else {
+  print_answer(arguments.options.as_json, json_of(verified, work.remote), [&] {
     print_verified(verified);
     print_cost(work.remote.store->counts());
-  }
+  });
   for (const VerifiedStep& step : verified) {
     if (!step.report.wrong.empty()) return kDamaged;
   }

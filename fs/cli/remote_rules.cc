@@ -189,12 +189,9 @@ Result<int> run_remote_policy(const RemotePolicyArguments& arguments) {
   TRY_ASSIGN(const Remote remote, open_remote(arguments.options.url, arguments.options));
   const bool dry_run = arguments.dry_run;
   TRY_ASSIGN(const PolicyReport report, look_at_policy(remote, changes, dry_run));
-  if (arguments.options.as_json) {
-    print_json(policy_json(report, remote.store->url()));
-  } else {
-    print_policy_of_remote(report, remote.store->url(), dry_run);
-  }
-  return kSuccess;
+  const std::string& url = remote.store->url();
+  return print_answer(arguments.options.as_json, policy_json(report, url),
+                      [&] { print_policy_of_remote(report, url, dry_run); });
 }
 
 // --- pin
@@ -232,13 +229,11 @@ Result<int> run_pin(const PinArguments& arguments) {
     const Waiting waiting("changing the rules");
     TRY(arguments.off ? unpin_step(remote, address.step) : pin_step(remote, address.step));
   }
-  if (arguments.options.as_json) {
-    print_json({{"url", remote.store->url()}, {"step", address.step}, {"pinned", !arguments.off}});
-  } else {
+  const json answer = {{"url", remote.store->url()}, {"step", address.step}, {"pinned", !arguments.off}};
+  return print_answer(arguments.options.as_json, answer, [&] {
     std::printf("%s: %s\n", printable(address.step).c_str(),
                 arguments.off ? "no longer pinned: the rules decide" : "pinned: no rule and no `rm` removes it");
-  }
-  return kSuccess;
+  });
 }
 
 }  // namespace

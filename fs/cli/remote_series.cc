@@ -77,14 +77,11 @@ Result<json> ask_to_add(const AddArguments& arguments) {
 int run_add(const AddArguments& arguments) {
   const auto added = ask_to_add(arguments);
   if (!added) return fail_remote(arguments.url, added.error());
-  if (arguments.as_json) {
-    print_json(added.value());
-    return kSuccess;
-  }
-  std::printf("%s is pushed to %s, as slot %u of %u: each step once it has been quiet for a while.\n",
-              printable(added.value().value("series", "")).c_str(), printable(arguments.url).c_str(),
-              added.value().value("slot", 0U), added.value().value("slots", 1U));
-  return kSuccess;
+  return print_answer(arguments.as_json, added.value(), [&] {
+    std::printf("%s is pushed to %s, as slot %u of %u: each step once it has been quiet for a while.\n",
+                printable(added.value().value("series", "")).c_str(), printable(arguments.url).c_str(),
+                added.value().value("slot", 0U), added.value().value("slots", 1U));
+  });
 }
 
 // --- status
@@ -152,26 +149,20 @@ void print_remote(const json& remote) {
 
 Result<int> run_remote_status(const Target& target, bool as_json) {
   TRY_ASSIGN(const json result, ask_daemon(target.mount, "remote_status", {{"path", target.path}}));
-  if (as_json) {
-    print_json(result);
-    return kSuccess;
-  }
-  const json remotes = result.value("remotes", json::array());
-  for (const json& remote : remotes) print_remote(remote);
-  if (remotes.empty()) std::printf("No series has a remote. `ckptfs remote add URL SERIES` gives one.\n");
-  return kSuccess;
+  return print_answer(as_json, result, [&] {
+    const json remotes = result.value("remotes", json::array());
+    for (const json& remote : remotes) print_remote(remote);
+    if (remotes.empty()) std::printf("No series has a remote. `ckptfs remote add URL SERIES` gives one.\n");
+  });
 }
 
 Result<int> run_remove(const Target& target, bool as_json) {
   TRY_ASSIGN(const json result,
              ask_and_wait(target.mount, "ending the pushes", "remote_remove", {{"series", target.path}}));
-  if (as_json) {
-    print_json(result);
-  } else {
+  return print_answer(as_json, result, [&] {
     std::printf("%s has no remote any more. What is there stays there.\n",
                 printable(result.value("series", "")).c_str());
-  }
-  return kSuccess;
+  });
 }
 
 }  // namespace

@@ -95,12 +95,8 @@ void print_checked(const Checked& checked, const std::string& url) {
 Result<int> run_check(const RemoteOptions& options) {
   TRY_ASSIGN(const Remote remote, open_remote(options.url, options));
   TRY_ASSIGN(const Checked checked, look_at(remote));
-  if (options.as_json) {
-    print_json(json_of(checked, remote.store->url()));
-  } else {
-    print_checked(checked, remote.store->url());
-  }
-  return kSuccess;
+  const std::string& url = remote.store->url();
+  return print_answer(options.as_json, json_of(checked, url), [&] { print_checked(checked, url); });
 }
 
 // --- latest
@@ -113,12 +109,8 @@ Result<int> run_latest(const RemoteOptions& options) {
   if (!newest) {
     return Error(ENOENT, remote.store->url() + ": no step is committed there (`ckptfs remote check` tells more)");
   }
-  if (options.as_json) {
-    print_json(json_of(*newest));
-  } else {
-    std::printf("%s\n", printable(newest->name()).c_str());
-  }
-  return kSuccess;
+  return print_answer(options.as_json, json_of(*newest),
+                      [&] { std::printf("%s\n", printable(newest->name()).c_str()); });
 }
 
 // --- ls
@@ -164,10 +156,6 @@ void print_steps_of_remote(const Listed& listed, const std::string& url) {
 Result<int> run_remote_ls(const ListArguments& arguments) {
   TRY_ASSIGN(const Remote remote, open_remote(arguments.options.url, arguments.options));
   TRY_ASSIGN(const Listed listed, list_remote(remote, arguments.all));
-  if (!arguments.options.as_json) {
-    print_steps_of_remote(listed, remote.store->url());
-    return kSuccess;
-  }
   json list = json::array();
   for (const CommittedStep& step : listed.steps) {
     json one = json_of(step);
@@ -175,8 +163,9 @@ Result<int> run_remote_ls(const ListArguments& arguments) {
     if (arguments.all) one["removed"] = step.gone;
     list.push_back(std::move(one));
   }
-  print_json({{"url", remote.store->url()}, {"steps", std::move(list)}});
-  return kSuccess;
+  const std::string& url = remote.store->url();
+  return print_answer(arguments.options.as_json, {{"url", url}, {"steps", std::move(list)}},
+                      [&] { print_steps_of_remote(listed, url); });
 }
 
 // A command with no options of its own.

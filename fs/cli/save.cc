@@ -62,15 +62,12 @@ int run(const SaveArguments& arguments) {
   const json request = {{"series", target.value().path}, {"tag", arguments.tag}};
   auto result = ask_and_wait(target.value().mount, "saving", "save", request);
   if (!result) return fail(target.value().mount.mountpoint, result.error());
-  if (arguments.as_json) {
-    print_json(result.value());
-    return kSuccess;
-  }
-  std::printf("%s\n", sentence(result.value(), arguments.tag, target.value().path).c_str());
-  for (const json& warning : result.value().value("warnings", json::array())) {
-    std::fprintf(stderr, "ckptfs: warning: %s\n", printable(warning.get<std::string>()).c_str());
-  }
-  return kSuccess;
+  return print_answer(arguments.as_json, result.value(), [&] {
+    std::printf("%s\n", sentence(result.value(), arguments.tag, target.value().path).c_str());
+    for (const json& warning : result.value().value("warnings", json::array())) {
+      std::fprintf(stderr, "ckptfs: warning: %s\n", printable(warning.get<std::string>()).c_str());
+    }
+  });
 }
 
 }  // namespace

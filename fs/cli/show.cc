@@ -168,11 +168,7 @@ void print(const json& answer, const ShowArguments& arguments) {
 int run_timing(const ShowArguments& arguments) {
   const auto timing = timing_of(arguments.step);
   if (!timing) return fail(timing.error());
-  if (arguments.as_json) {
-    print_json(timing.value());
-  } else {
-    std::printf("%s", timing_table(timing.value()).c_str());
-  }
+  print_answer(arguments.as_json, timing.value(), [&] { std::printf("%s", timing_table(timing.value()).c_str()); });
   for (const json& rank : timing.value()["untimed"]) {
     std::fprintf(stderr, "ckptfs: warning: rank %s left no times\n", rank.dump().c_str());
   }
@@ -183,11 +179,7 @@ int run(const ShowArguments& arguments) {
   if (arguments.timing) return run_timing(arguments);
   const auto answer = inspect(arguments);
   if (!answer) return fail(arguments.step, answer.error());
-  if (arguments.as_json) {
-    print_json(answer.value());
-  } else {
-    print(answer.value(), arguments);
-  }
+  print_answer(arguments.as_json, answer.value(), [&] { print(answer.value(), arguments); });
   const std::string unseen = answer.value().value("why_no_tensors", "");
   return unseen.empty() ? static_cast<int>(kSuccess) : fail(Error(EIO, "its tensors are not shown: " + unseen));
 }

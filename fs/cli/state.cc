@@ -17,11 +17,7 @@ Result<int> run_state(const Target& target, bool as_json) {
   const std::string path = io::path_outside(target.mount, target.path);
   for (const json& step : answer.at("steps")) {
     if (step.value("path", "") != path) continue;
-    if (as_json) {
-      print_json(step);
-    } else {
-      std::printf("%s\n", printable(state_and_reason(step)).c_str());
-    }
+    print_answer(as_json, step, [&] { std::printf("%s\n", printable(state_and_reason(step)).c_str()); });
     return exit_code_of(step);
   }
   return Error(EINVAL, "it is no step; `ckptfs ls` lists them");

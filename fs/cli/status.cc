@@ -113,14 +113,8 @@ void print_remote_status(const json& status) {
 
 Result<int> run_status(const Target& target, bool as_json) {
   TRY_ASSIGN(const json status, ask_status(target.mount));
-  if (as_json) {
-    print_json(status);
-  } else if (status.contains("remote")) {
-    print_remote_status(status);
-  } else {
-    print_status(status);
-  }
-  return kSuccess;
+  return print_answer(as_json, status,
+                      [&] { status.contains("remote") ? print_remote_status(status) : print_status(status); });
 }
 
 }  // namespace

@@ -67,6 +67,11 @@ void print_json(const nlohmann::json& value) {
   std::printf("%s\n", value.dump(2, ' ', only_ascii, nlohmann::json::error_handler_t::replace).c_str());
 }
 
+int print_answer(bool as_json, const nlohmann::json& answer, const std::function<void()>& print) {
+  as_json ? print_json(answer) : print();
+  return kSuccess;
+}
+
 bool stdout_is_terminal() { return isatty(STDOUT_FILENO) == 1; }
 
 }  // namespace ckptfs::fs::cli

@@ -1,6 +1,7 @@
 // What the commands share: reading files of /proc, paths, and the output of results and errors. Stateless.
 #pragma once
 
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
@@ -28,6 +29,8 @@ int fail(const std::string& path, const Error& error);
 int fail(const Error& error);
 
 void print_json(const nlohmann::json& value);
+// Prints an answer: as JSON, or by `print` for people. Returns kSuccess.
+int print_answer(bool as_json, const nlohmann::json& answer, const std::function<void()>& print);
 bool stdout_is_terminal();
 
 }  // namespace ckptfs::fs::cli

@@ -83,26 +83,21 @@ void print(const Verified& outcome) {
 
 Result<int> run_accept(const Target& target, bool as_json) {
   TRY_ASSIGN(const json answer, ask_daemon(target.mount, "accept", {{"path", target.path}}));
-  if (as_json) {
-    print_json(answer);
-    return kSuccess;
-  }
-  for (const json& path : answer.value("accepted", json::array())) {
-    std::printf("%s: what the disk holds is its content from now on\n", printable(path.get<std::string>()).c_str());
-  }
-  if (answer.value("accepted", json::array()).empty()) std::printf("No file there is suspect.\n");
-  return kSuccess;
+  return print_answer(as_json, answer, [&] {
+    const json accepted = answer.value("accepted", json::array());
+    for (const json& path : accepted) {
+      std::printf("%s: what the disk holds is its content from now on\n", printable(path.get<std::string>()).c_str());
+    }
+    if (accepted.empty()) std::printf("No file there is suspect.\n");
+  });
 }
 
 Result<int> run_verify(const Target& target, bool as_json) {
   TRY_ASSIGN(const Verified outcome, verify(target));
-  if (as_json) {
-    json files = json::array();
-    for (const auto& [name, file] : outcome.files) files.push_back(file);
-    print_json({{"files", std::move(files)}, {"bytes", outcome.bytes}, {"left_out", outcome.left_out}});
-  } else {
-    print(outcome);
-  }
+  json files = json::array();
+  for (const auto& [name, file] : outcome.files) files.push_back(file);
+  const json answer = {{"files", std::move(files)}, {"bytes", outcome.bytes}, {"left_out", outcome.left_out}};
+  print_answer(as_json, answer, [&] { print(outcome); });
   return outcome.count("damaged") == 0 ? kSuccess : kDamaged;
 }
 

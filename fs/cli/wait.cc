@@ -117,12 +117,8 @@ int run(const WaitArguments& arguments) {
   if (!target) return fail(target.error());
   const auto step = Looking(target.value(), arguments.awaited, end).wait();
   if (!step) return fail(arguments.series, step.error());
-  if (arguments.as_json) {
-    print_json(step.value());
-  } else {
-    std::printf("%s\n", printable(step.value().value("tag", "")).c_str());
-  }
-  return kSuccess;
+  return print_answer(arguments.as_json, step.value(),
+                      [&] { std::printf("%s\n", printable(step.value().value("tag", "")).c_str()); });
 }
 
 }  // namespace

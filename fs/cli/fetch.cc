@@ -129,7 +129,7 @@ struct Fetched {
 // There is something of that name. If it is the same, all is well.
 Result<Fetched> compare(const std::string& path, const RemoteStep& step, std::optional<uint32_t> slot,
                         const Remote& remote) {
-  ReadingLine line("comparing what is there already");
+  Progress line("comparing what is there already");
   TRY_ASSIGN(const std::string other, meta::remote::find_difference(step, slot, path, settings_of(remote, line)));
   if (other.empty()) return Fetched{path, true, {}};
   return Error(EEXIST, path + " is there already, and differs at " + other + ": remove or rename it");
@@ -153,7 +153,7 @@ Result<Fetched> write_and_publish(const Series& series, const Source& source, co
   TRY_ASSIGN(const io::Fd lock, lock_folder(folder));
   TRY_ASSIGN(const struct stat locked, io::stat_fd(lock.get()));
   if (locked.st_ino != begun.value("inode", uint64_t{0})) return Error(ENOENT, folder + ": it was removed meanwhile");
-  ReadingLine line("fetching");
+  Progress line("fetching");
   auto written = meta::remote::fetch_step(step, slot, folder, lenders, settings_of(source.remote, line));
   if (!written) {
     return Error(written.error().errno_value(), written.error().message() + ". What came lies in " + folder +

@@ -1,4 +1,6 @@
 // A line that shows the progress of a long operation: on stderr, if that is a terminal, after a second.
+//
+// Thread safety: show() and show_count() from any thread, the rest from the owner's. Lock: mutex_ (a leaf).
 #pragma once
 
 #include <chrono>
@@ -6,6 +8,7 @@
 #include <string>
 
 #include "io/background_thread.h"
+#include "io/mutex.h"
 
 namespace ckptfs::fs::cli {
 
@@ -18,17 +21,22 @@ class Progress {
 
   // A `total` of 0 is not known.
   void show(uint64_t bytes, uint64_t total);
-  // Of a number of things.
-  void show_count(uint64_t count);
+  // Of a number of things. Another `what` begins a new line.
+  void show_count(const std::string& what, uint64_t count);
 
  private:
-  void print(const std::string& text);
+  using Clock = std::chrono::steady_clock;
 
-  const std::string what_;
-  const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
-  std::chrono::steady_clock::time_point printed_ = began_;
+  bool is_due() const REQUIRES(mutex_);
+  void print(const std::string& text) REQUIRES(mutex_);
+  void erase() REQUIRES(mutex_);
+
   const bool terminal_;
-  bool shown_ = false;
+  io::Mutex mutex_;
+  std::string what_ GUARDED_BY(mutex_);
+  Clock::time_point began_ GUARDED_BY(mutex_) = Clock::now();
+  Clock::time_point printed_ GUARDED_BY(mutex_);
+  bool shown_ GUARDED_BY(mutex_) = false;
 };
 
 // The same for an operation without a measure of progress: "looking at the steps: 12 s". The destructor erases the

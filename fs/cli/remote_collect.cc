@@ -146,37 +146,18 @@ struct Collected {
   bool dry_run = false;
 };
 
-// A line for the progress, from any thread.
-class CollectingLine {
- public:
-  void show(const meta::remote::CollectorProgress& progress) {
-    const io::MutexLock lock(mutex_);
-    if (progress.what != what_) {
-      line_.reset();
-      what_ = progress.what;
-      line_.emplace(what_);
-    }
-    line_->show_count(progress.objects);
-  }
-
- private:
-  io::Mutex mutex_;
-  std::string what_ GUARDED_BY(mutex_);
-  std::optional<Progress> line_ GUARDED_BY(mutex_);
-};
-
 Result<Collected> collect_there(const Remote& remote, const CollectArguments& arguments) {
   TRY_ASSIGN(const auto facts, meta::remote::read_facts(*remote.store, limits_of(remote)));
   TRY_ASSIGN(const std::string file, memory_file(facts.id));
   TRY_ASSIGN(std::optional<Look> memory, meta::remote::read_memory(file));
-  CollectingLine line;
+  Progress line("looking");
   meta::remote::CollectorSettings settings;
   settings.host = io::host_name();
   settings.time = remote.time;
   settings.dry_run = arguments.dry_run;
   settings.restored = arguments.restored;
   settings.stop = limits_of(remote).stop;
-  settings.progress = [&line](const auto& progress) { line.show(progress); };
+  settings.progress = [&line](const auto& progress) { line.show_count(progress.what, progress.objects); };
   auto report = meta::remote::collect(*remote.store, settings, memory);
   // What was seen before an error counts, too.
   if (memory && !arguments.dry_run) TRY(meta::remote::write_memory(file, *memory));

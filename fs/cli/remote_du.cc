@@ -60,7 +60,7 @@ Result<int> run_remote_du(const UsageArguments& arguments) {
   const auto usage = [&]() -> Result<RemoteUsage> {
     TRY(meta::remote::read_facts(*remote.store, limits_of(remote)));
     Progress line("looking");
-    settings.progress = [&line](uint64_t objects) { line.show_count(objects); };
+    settings.progress = [&line](uint64_t objects) { line.show_count("looking", objects); };
     return meta::remote::measure_usage(*remote.store, settings);
   }();
   TRY(usage);

@@ -55,7 +55,7 @@ Result<int> run_export(const ExportArguments& arguments) {
   TRY_ASSIGN(const std::string folder, new_folder(arguments.folder));
   TRY_ASSIGN(const Remote remote, open_remote(address.url, arguments.options));
   end_in_order();
-  ReadingLine line("exporting");
+  Progress line("exporting");
   TRY_ASSIGN(const CommittedStep found, find_standing(remote, address.step));
   const std::string above = std::filesystem::path(folder).parent_path();
   TRY_ASSIGN(const RemoteStep step, RemoteStep::open(*remote.store, found, above, limits_of(remote)));
@@ -127,7 +127,7 @@ struct VerifiedStep {
   VerifyReport report;
 };
 
-Result<VerifyReport> verify_one(const Remote& remote, const CommittedStep& step, double share, ReadingLine& line) {
+Result<VerifyReport> verify_one(const Remote& remote, const CommittedStep& step, double share, Progress& line) {
   TRY_ASSIGN(const RemoteStep opened, RemoteStep::open(*remote.store, step, io::temporary_folder(), limits_of(remote)));
   return meta::remote::verify_step(opened, share, settings_of(remote, line));
 }
@@ -136,7 +136,7 @@ Result<VerifyReport> verify_one(const Remote& remote, const CommittedStep& step,
 Result<std::vector<VerifiedStep>> verify_all(const ToVerify& work, double share) {
   std::vector<VerifiedStep> verified;
   for (const CommittedStep& step : work.steps) {
-    ReadingLine line("verifying");
+    Progress line("verifying");
     auto report = verify_one(work.remote, step, share, line);
     if (!report) {
       const int why = report.error().errno_value();

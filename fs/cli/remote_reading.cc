@@ -13,8 +13,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::chrono::milliseconds kBetweenShown{200};
-
 std::atomic<bool> is_interrupted{false};
 
 void interrupt(int) { is_interrupted = true; }
@@ -28,19 +26,11 @@ void end_in_order() {
   for (const int signal : {SIGTERM, SIGINT}) sigaction(signal, &action, nullptr);
 }
 
-void ReadingLine::show(const meta::remote::ReadProgress& progress) {
-  const io::MutexLock lock(mutex_);
-  const auto now = std::chrono::steady_clock::now();
-  if (now - shown_ < kBetweenShown) return;
-  shown_ = now;
-  line_.show(progress.done, progress.bytes);
-}
-
-meta::remote::ReadSettings settings_of(const Remote& remote, ReadingLine& line) {
+meta::remote::ReadSettings settings_of(const Remote& remote, Progress& line) {
   meta::remote::ReadSettings settings;
   settings.time = remote.time;
   settings.stop = &is_interrupted;
-  settings.progress = [&line](const meta::remote::ReadProgress& progress) { line.show(progress); };
+  settings.progress = [&line](const meta::remote::ReadProgress& progress) { line.show(progress.done, progress.bytes); };
   return settings;
 }
 

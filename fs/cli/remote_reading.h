@@ -6,7 +6,6 @@
 
 #include "fs/cli/progress.h"
 #include "fs/cli/remote_options.h"
-#include "io/mutex.h"
 #include "meta/remote/commit.h"
 #include "meta/remote/remote_step.h"
 
@@ -15,20 +14,8 @@ namespace ckptfs::fs::cli {
 // The first Ctrl-C ends the work in order, so that nothing half done stays. The second one ends the process.
 void end_in_order();
 
-// A line for progress that any thread reports.
-class ReadingLine {
- public:
-  explicit ReadingLine(const char* what) : line_(what) {}
-  void show(const meta::remote::ReadProgress& progress);
-
- private:
-  io::Mutex mutex_;
-  Progress line_ GUARDED_BY(mutex_);
-  std::chrono::steady_clock::time_point shown_ GUARDED_BY(mutex_);
-};
-
 // Both stop at the first Ctrl-C.
-meta::remote::ReadSettings settings_of(const Remote& remote, ReadingLine& line);
+meta::remote::ReadSettings settings_of(const Remote& remote, Progress& line);
 io::RequestLimits limits_of(const Remote& remote);
 
 // ENOENT, in words: there is no such step, or it was removed there.

@@ -278,19 +278,14 @@ Result<json> loaded(Filesystem& fs, const Peer& peer, const json& arguments) {
 }  // namespace
 
 void add_blob_commands(ControlServer& server, Filesystem& fs) {
+  using Pace = ControlServer::Pace;
   server.add_for_files("blobs", [&fs](const Peer& peer, const json& arguments) { return blobs(fs, peer, arguments); });
-  server.add("begin", ControlServer::Pace::slow,
-             [&fs](const Peer& peer, const json& arguments) { return begin(fs, peer, arguments); });
-  server.add("freeze", ControlServer::Pace::slow,
-             [&fs](const Peer& peer, const json& arguments) { return freeze(fs, peer, arguments); });
-  server.add("commit", ControlServer::Pace::slow,
-             [&fs](const Peer& peer, const json& arguments) { return commit(fs, peer, arguments); });
-  server.add("fetch_begin", ControlServer::Pace::slow,
-             [&fs](const Peer& peer, const json& arguments) { return fetch_begin(fs, peer, arguments); });
-  server.add("fetch_commit", ControlServer::Pace::slow,
-             [&fs](const Peer& peer, const json& arguments) { return fetch_commit(fs, peer, arguments); });
-  server.add("loaded", ControlServer::Pace::quick,
-             [&fs](const Peer& peer, const json& arguments) { return loaded(fs, peer, arguments); });
+  server.add("begin", Pace::slow, fs, begin);
+  server.add("freeze", Pace::slow, fs, freeze);
+  server.add("commit", Pace::slow, fs, commit);
+  server.add("fetch_begin", Pace::slow, fs, fetch_begin);
+  server.add("fetch_commit", Pace::slow, fs, fetch_commit);
+  server.add("loaded", Pace::quick, fs, loaded);
 }
 
 }  // namespace ckptfs::fs

@@ -152,10 +152,9 @@ json totals(const Survey& survey) {
               {"all", survey.account.all}};
 }
 
-Result<json> list(meta::Store& store, Rotation& rotation, const PushStates& pushes, const Peer& peer,
-                  const std::string& path) {
-  TRY_ASSIGN(const Survey found, survey(store, peer, path));
-  TRY_ASSIGN(json rows, step_rows(store.tree(), rotation, pushes, found));
+Result<json> list(Filesystem& fs, const Peer& peer, const json& arguments) {
+  TRY_ASSIGN(const Survey found, survey(fs.store, peer, arguments.value("path", "/")));
+  TRY_ASSIGN(json rows, step_rows(fs.tree, fs.rotation, fs.pushes, found));
   return json{{"steps", std::move(rows)}};
 }
 
@@ -179,11 +178,12 @@ Result<bool> is_no_series_yet(const meta::Tree& tree, const Peer& peer, const st
 }
 
 // What programs ask for often: without what each step costs on the disk.
-Result<json> states(meta::Store& store, Rotation& rotation, const Peer& peer, const std::string& path) {
-  TRY_ASSIGN(const bool is_early, is_no_series_yet(store.tree(), peer, path));
+Result<json> states(Filesystem& fs, const Peer& peer, const json& arguments) {
+  const std::string path = arguments.value("path", "/");
+  TRY_ASSIGN(const bool is_early, is_no_series_yet(fs.tree, peer, path));
   if (is_early) return json{{"steps", json::array()}, {"newest", json::object()}};
-  TRY_ASSIGN(const auto steps, visible_steps(store, peer, path));
-  TRY_ASSIGN(const auto series, judge_series(store.tree(), rotation, steps));
+  TRY_ASSIGN(const auto steps, visible_steps(fs.store, peer, path));
+  TRY_ASSIGN(const auto series, judge_series(fs.tree, fs.rotation, steps));
   const auto known = judged_steps(series);
   json rows = json::array(), newest = json::object();
   std::set<meta::InodeNumber> visible;
@@ -204,8 +204,8 @@ Result<json> states(meta::Store& store, Rotation& rotation, const Peer& peer, co
   return json{{"steps", std::move(rows)}, {"newest", std::move(newest)}};
 }
 
-Result<json> disk_use(meta::Store& store, const Peer& peer, const std::string& path) {
-  TRY_ASSIGN(const Survey found, survey(store, peer, path));
+Result<json> disk_use(Filesystem& fs, const Peer& peer, const json& arguments) {
+  TRY_ASSIGN(const Survey found, survey(fs.store, peer, arguments.value("path", "/")));
   json answer = totals(found);
   json rows = json::array();
   for (size_t i = 0; i < found.steps.size(); ++i) {
@@ -219,18 +219,18 @@ Result<json> disk_use(meta::Store& store, const Peer& peer, const std::string& p
 }
 
 // Tells what `ckptfs ls` says of one step, and the cost of each of its files.
-Result<json> show(meta::Store& store, Rotation& rotation, const PushStates& pushes, const Peer& peer,
-                  const std::string& path) {
-  const meta::Tree& tree = store.tree();
+Result<json> show(Filesystem& fs, const Peer& peer, const json& arguments) {
+  const std::string path = arguments.at("path").get<std::string>();
+  const meta::Tree& tree = fs.tree;
   TRY_ASSIGN(const meta::InodeNumber step, resolve_as(tree, peer.credentials, path, kRead | kSearch));
   TRY_ASSIGN(const bool is_step, meta::is_step(tree, step));
   if (!is_step) return Error(EINVAL, path + ": it is no step; `ckptfs ls` lists them");
-  TRY_ASSIGN(const json listed, list(store, rotation, pushes, peer, path));
+  TRY_ASSIGN(const json listed, list(fs, peer, arguments));
   if (listed.at("steps").empty()) return Error(ENOENT, path + ": it was removed meanwhile");
   TRY_ASSIGN(const auto files, files_below(tree, peer.credentials, step, "", 0));
   std::vector<meta::AskedOwner> owners;
   for (const FoundFile& file : files) owners.push_back({{file.inode}, 0});
-  TRY_ASSIGN(const meta::Account account, store.accounting().account(owners));
+  TRY_ASSIGN(const meta::Account account, fs.store.accounting().account(owners));
   json rows = json::array();
   for (size_t at = 0; at < files.size(); ++at) {
     rows.push_back(to_json(account.owners[at]));
@@ -277,13 +277,13 @@ json status_for(const meta::Tree& tree, const Credentials& who, json status) {
   return status;
 }
 
-Result<json> save(const meta::Tree& tree, Saver& saver, const Peer& peer, const json& arguments) {
+Result<json> save(Filesystem& fs, const Peer& peer, const json& arguments) {
   const std::string path = arguments.value("series", "/steps");
-  TRY(resolve_as(tree, peer.credentials, path, kWrite | kSearch));
+  TRY(resolve_as(fs.tree, peer.credentials, path, kWrite | kSearch));
   const std::string tag = arguments.at("tag").get<std::string>();
-  TRY_ASSIGN(const meta::InodeNumber series, tree.resolve(path));
-  TRY_ASSIGN(const meta::SaveResult saved, saver.save(series, tag, peer));
-  return json{{"step", tree.path_of(saved.step)},
+  TRY_ASSIGN(const meta::InodeNumber series, fs.tree.resolve(path));
+  TRY_ASSIGN(const meta::SaveResult saved, fs.saver.save(series, tag, peer));
+  return json{{"step", fs.tree.path_of(saved.step)},
               {"tag", tag},
               {"files", saved.files},
               {"cloned", saved.cloned},
@@ -331,20 +331,11 @@ void add_commands(ControlServer& server, Filesystem& fs) {
     TRY(resolve_as(fs.tree, peer.credentials, "/", kRead | kSearch));
     return status_for(fs.tree, peer.credentials, status_of(fs));
   });
-  server.add("ls", ControlServer::Pace::slow, [&fs](const Peer& peer, const json& arguments) -> Result<json> {
-    return list(fs.store, fs.rotation, fs.pushes, peer, arguments.value("path", "/"));
-  });
-  server.add("states", ControlServer::Pace::slow, [&fs](const Peer& peer, const json& arguments) -> Result<json> {
-    return states(fs.store, fs.rotation, peer, arguments.value("path", "/"));
-  });
-  server.add("show", ControlServer::Pace::slow, [&fs](const Peer& peer, const json& arguments) -> Result<json> {
-    return show(fs.store, fs.rotation, fs.pushes, peer, arguments.at("path").get<std::string>());
-  });
-  server.add("du", ControlServer::Pace::slow, [&fs](const Peer& peer, const json& arguments) -> Result<json> {
-    return disk_use(fs.store, peer, arguments.value("path", "/"));
-  });
-  server.add("save", ControlServer::Pace::slow,
-             [&fs](const Peer& peer, const json& arguments) { return save(fs.tree, fs.saver, peer, arguments); });
+  server.add("ls", ControlServer::Pace::slow, fs, list);
+  server.add("states", ControlServer::Pace::slow, fs, states);
+  server.add("show", ControlServer::Pace::slow, fs, show);
+  server.add("du", ControlServer::Pace::slow, fs, disk_use);
+  server.add("save", ControlServer::Pace::slow, fs, save);
 }
 
 }  // namespace ckptfs::fs

@@ -179,12 +179,9 @@ Result<json> diff(meta::Store& store, const Peer& peer, const json& arguments) {
 }  // namespace
 
 void add_content_commands(ControlServer& server, meta::Store& store) {
-  server.add("verify", ControlServer::Pace::slow,
-             [&store](const Peer& peer, const json& arguments) { return verify(store, peer, arguments); });
-  server.add("accept", ControlServer::Pace::slow,
-             [&store](const Peer& peer, const json& arguments) { return accept(store, peer, arguments); });
-  server.add("diff", ControlServer::Pace::slow,
-             [&store](const Peer& peer, const json& arguments) { return diff(store, peer, arguments); });
+  server.add("verify", ControlServer::Pace::slow, store, verify);
+  server.add("accept", ControlServer::Pace::slow, store, accept);
+  server.add("diff", ControlServer::Pace::slow, store, diff);
 }
 
 }  // namespace ckptfs::fs

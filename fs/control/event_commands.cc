@@ -77,8 +77,7 @@ Result<json> events(Filesystem& fs, const Peer& peer, const json& arguments) {
 }  // namespace
 
 void add_event_commands(ControlServer& server, Filesystem& fs) {
-  server.add("events", ControlServer::Pace::slow,
-             [&fs](const Peer& peer, const json& arguments) { return events(fs, peer, arguments); });
+  server.add("events", ControlServer::Pace::slow, fs, events);
 }
 
 }  // namespace ckptfs::fs

@@ -137,12 +137,9 @@ json judged_step(const StepStatus& step, const meta::Decision& decision) {
 }
 
 void add_policy_commands(ControlServer& server, Filesystem& fs) {
-  server.add("policy", ControlServer::Pace::slow,
-             [&fs](const Peer& peer, const json& arguments) { return policy(fs, peer, arguments); });
-  server.add("rm", ControlServer::Pace::slow,
-             [&fs](const Peer& peer, const json& arguments) { return remove(fs, peer, arguments); });
-  server.add("thin", ControlServer::Pace::slow,
-             [&fs](const Peer& peer, const json& arguments) { return thin(fs, peer, arguments); });
+  server.add("policy", ControlServer::Pace::slow, fs, policy);
+  server.add("rm", ControlServer::Pace::slow, fs, remove);
+  server.add("thin", ControlServer::Pace::slow, fs, thin);
 }
 
 }  // namespace ckptfs::fs

@@ -181,14 +181,10 @@ json remotes_of(const Filesystem& fs) {
 }
 
 void add_remote_commands(ControlServer& server, Filesystem& fs) {
-  const auto add_command = [&](const char* name, auto* command) {
-    server.add(name, ControlServer::Pace::slow,
-               [&fs, command](const Peer& peer, const json& arguments) { return command(fs, peer, arguments); });
-  };
-  add_command("remote_add", &give_remote);
-  add_command("remote_remove", &take_remote);
-  add_command("remote_status", &remote_status);
-  add_command("push", &push_step);
+  server.add("remote_add", ControlServer::Pace::slow, fs, give_remote);
+  server.add("remote_remove", ControlServer::Pace::slow, fs, take_remote);
+  server.add("remote_status", ControlServer::Pace::slow, fs, remote_status);
+  server.add("push", ControlServer::Pace::slow, fs, push_step);
 }
 
 }  // namespace ckptfs::fs

@@ -35,6 +35,12 @@ class ControlServer {
   ~ControlServer();  // stops
 
   void add(const std::string& command, Pace pace, Handler handler);
+  // `run` is called with `on`, which must outlive stop().
+  template <class On>
+  void add(const std::string& command, Pace pace, On& on,
+           Result<nlohmann::json> (*run)(On& on, const Peer& peer, const nlohmann::json& arguments)) {
+    add(command, pace, [&on, run](const Peer& peer, const auto& arguments) { return run(on, peer, arguments); });
+  }
   void add_for_files(const std::string& command, FileHandler handler);
   // `check` is asked before the command, which has been added; its error is the answer.
   void guard(const std::string& command, std::function<Result<>()> check);

@@ -139,7 +139,8 @@ void SeriesPusher::note_trouble(const std::string& text) {
 
 // What has just become quiet does not wait much longer.
 std::chrono::seconds SeriesPusher::longest_rest() const {
-  return std::clamp(env_.quiet, kShortestRest, pushed_.empty() ? kLongestRest : kWaitingRest);
+  const bool waits = std::ranges::any_of(steps_, [](const auto& one) { return one.second.pushed.has_value(); });
+  return std::clamp(env_.quiet, kShortestRest, waits ? kWaitingRest : kLongestRest);
 }
 
 void SeriesPusher::run() {
@@ -187,15 +188,14 @@ Result<bool> SeriesPusher::round() {
   TRY_ASSIGN(const std::vector<Candidate> found, candidates());
   bool changed = false;
   for (const Candidate& candidate : found) {
-    const auto known = pushed_.find(candidate.status.inode);
-    if (known == pushed_.end()) continue;
-    const Pushed& pushed = known->second;
-    if (pushed.fingerprint != candidate.status.fingerprint || pushed.image->tag() != candidate.status.facts.tag) {
-      pushed_.erase(known);
+    std::optional<Pushed>& pushed = steps_[candidate.status.inode].pushed;
+    if (!pushed) continue;
+    if (pushed->fingerprint != candidate.status.fingerprint || pushed->image->tag() != candidate.status.facts.tag) {
+      pushed.reset();
       continue;
     }
     if (is_resting(candidate.status.inode)) continue;
-    if (const auto decided = decide(candidate.status.inode, known->second); !decided) {
+    if (const auto decided = decide(candidate.status.inode, *pushed); !decided) {
       if (stopping_ || remote_->counts().trouble()) return decided.error();
       failed(candidate, decided.error());  // it is this step's own: the others go on
     }
@@ -215,14 +215,11 @@ Result<bool> SeriesPusher::round() {
 }
 
 // It has failed lately.
-bool SeriesPusher::is_resting(meta::InodeNumber step) const {
-  const auto later = not_before_.find(step);
-  return later != not_before_.end() && Clock::now() < later->second;
-}
+bool SeriesPusher::is_resting(meta::InodeNumber step) { return Clock::now() < steps_[step].not_before; }
 
-bool SeriesPusher::is_due(const Candidate& candidate) const {
+bool SeriesPusher::is_due(const Candidate& candidate) {
   const StepStatus& status = candidate.status;
-  if (pushed_.contains(status.inode)) return false;
+  if (steps_[status.inode].pushed) return false;
   const auto state = states_.of(status.inode);
   const bool left_out = state && state->is_settled() && state->stage != Stage::committed;
   if (candidate.asked && left_out) return true;
@@ -234,15 +231,14 @@ bool SeriesPusher::is_due(const Candidate& candidate) const {
 }
 
 // Another slot has pushed the step again since it was committed: without this slot's vote that is never committed.
-bool SeriesPusher::is_changed_elsewhere(const Candidate& candidate) const {
-  const auto known = others_at_rest_.find(candidate.status.inode);
-  return known != others_at_rest_.end() && known->second < parts_of_others(candidate.status.facts.tag);
+bool SeriesPusher::is_changed_elsewhere(const Candidate& candidate) {
+  const auto& at_rest = steps_[candidate.status.inode].others_at_rest;
+  return at_rest && *at_rest < parts_of_others(candidate.status.facts.tag);
 }
 
 // The collector has ended its part, and nothing has happened since that could bring the other slots' parts.
-bool SeriesPusher::was_ended(const Candidate& candidate) const {
-  const auto known = ended_.find(candidate.status.inode);
-  return known != ended_.end() && known->second == candidate.status.fingerprint && !is_changed_elsewhere(candidate);
+bool SeriesPusher::was_ended(const Candidate& candidate) {
+  return steps_[candidate.status.inode].ended == candidate.status.fingerprint && !is_changed_elsewhere(candidate);
 }
 
 SeriesPusher::PartsOfOthers SeriesPusher::parts_of_others(const std::string& tag) const {
@@ -316,7 +312,7 @@ Result<std::vector<SeriesPusher::Candidate>> SeriesPusher::candidates() {
     for (Candidate& one : found) {
       const auto asked = asked_.find(one.status.inode);
       one.asked = asked != asked_.end();
-      if (one.asked && std::exchange(asked->second, false)) not_before_.erase(one.status.inode);
+      if (one.asked && std::exchange(asked->second, false)) steps_[one.status.inode].not_before = {};
       one.awaited = others_.contains(one.status.facts.tag);
     }
   }
@@ -330,16 +326,13 @@ Result<std::vector<SeriesPusher::Candidate>> SeriesPusher::candidates() {
 // Those that were saved before a step that is there already. A step of the future tells nothing: the clock was set
 // back.
 void SeriesPusher::note_late(const std::vector<Candidate>& all, const std::vector<meta::InodeNumber>& there) {
-  late_.clear();
   std::optional<meta::WallTime> newest;
   const meta::WallTime now = meta::wall_time(meta::now());
   for (const Candidate& one : all) {
     const bool is_there = std::ranges::find(there, one.status.inode) != there.end();
     if (is_there && one.status.saved <= now && (!newest || *newest < one.status.saved)) newest = one.status.saved;
   }
-  for (const Candidate& one : all) {
-    if (newest && one.status.saved < *newest) late_.insert(one.status.inode);
-  }
+  for (const Candidate& one : all) steps_[one.status.inode].late = newest && one.status.saved < *newest;
 }
 
 PushState SeriesPusher::state_of(const Candidate& candidate) const {
@@ -362,11 +355,7 @@ Result<> SeriesPusher::forget_missing() {
     if (!is_step) return is_step.error();
     if (is_step.value() && is_name_of_step(name) && name == state.tag) continue;
     states_.forget(step);
-    pushed_.erase(step);
-    others_at_rest_.erase(step);
-    ended_.erase(step);
-    not_before_.erase(step);
-    failures_in_a_row_.erase(step);
+    steps_.erase(step);
     if (::unlink(journal_of(state.tag).c_str()) != 0 && errno != ENOENT) {
       log::warn("{}: {}", journal_of(state.tag), std::strerror(errno));
     }
@@ -379,7 +368,7 @@ Result<> SeriesPusher::forget_missing() {
 meta::remote::PushSettings SeriesPusher::push_settings(meta::InodeNumber step) {
   meta::remote::PushSettings settings;
   settings.folder = folder_;
-  settings.late = late_.contains(step);
+  settings.late = steps_[step].late;
   settings.parallel = kPacksAtOnce;
   settings.limit = &limit_;
   settings.time = kRequestTime;
@@ -417,7 +406,8 @@ Result<> SeriesPusher::push(const Candidate& candidate) {
   const meta::InodeNumber step = candidate.status.inode;
   TRY_ASSIGN(const bool better, is_better_there(candidate));
   if (better) return success();
-  ended_.erase(step);
+  Remembered& known = steps_[step];
+  known.ended.reset();
   const auto before = states_.of(step);
   const bool was_refused = before && before->stage == Stage::refused;  // then it may be so again
   PushState state = state_of(candidate);
@@ -435,8 +425,7 @@ Result<> SeriesPusher::push(const Candidate& candidate) {
   if (removed) return success();
   TRY_ASSIGN(auto journal, meta::remote::PushJournal::open(journal_of(pushed.image->tag()), facts_->id));
   TRY_ASSIGN(pushed.part, meta::remote::push_part(*remote_, slot_, *pushed.image, journal, push_settings(step)));
-  failures_in_a_row_.erase(step);
-  not_before_.erase(step);
+  known.forget_failures();
   {
     const io::MutexLock lock(mutex_);
     asked_.erase(step);
@@ -450,16 +439,16 @@ Result<> SeriesPusher::push(const Candidate& candidate) {
   states_.set(series_, step, state);
   log::info("{}: its part is in {} ({} bytes sent, {} were there)", env_.store.tree().path_of(step), settings_.url,
             pushed.part.sent, pushed.part.borrowed);
-  const auto known = pushed_.insert_or_assign(step, std::move(pushed)).first;
-  return decide(step, known->second);
+  known.pushed = std::move(pushed);
+  return decide(step, *known.pushed);
 }
 
 // `pushed` may be gone afterwards.
 Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
   TRY_ASSIGN(const TagStatus status,
              meta::remote::advance(*remote_, slot_, *pushed.image, pushed.part, pushed.memory, push_settings(step)));
-  failures_in_a_row_.erase(step);
-  not_before_.erase(step);
+  Remembered& known = steps_[step];
+  known.forget_failures();
   PushState state = states_.of(step).value_or(PushState());
   state.fingerprint = pushed.fingerprint;
   state.missing = status.missing;
@@ -509,11 +498,11 @@ Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
   if (committed) TRY(note_pushed(step, name));
   if (committed) TRY(note_pushed_by_hand(step, *pushed.image, name));
   const PartsOfOthers others = parts_of_others(pushed.image->tag());
-  if (committed) others_at_rest_[step] = others;
-  if (rests) others_at_rest_[step] = pushed.others;  // of the round before: what has come since is new
+  if (committed) known.others_at_rest = others;
+  if (rests) known.others_at_rest = pushed.others;  // of the round before: what has come since is new
   pushed.others = others;
-  if (rests) ended_[step] = pushed.fingerprint;
-  if (done) pushed_.erase(step);
+  if (rests) known.ended = pushed.fingerprint;
+  if (done) known.pushed.reset();
   if (committed) {
     const io::MutexLock lock(mutex_);
     ++report_.committed;
@@ -527,10 +516,10 @@ void SeriesPusher::failed(const Candidate& candidate, const Error& error) {
   const int code = error.errno_value();
   if (code == ECANCELED && stopping_) return;
   const bool changes = code == ESTALE || code == EBUSY || code == ENOENT, refused = is_hopeless(code);
-  int& before = failures_in_a_row_[step];
-  const auto pause = changes ? kFirstRetry : std::min(kLongestRetry, kFirstRetry * (1 << std::min(before, 5)));
-  not_before_[step] = Clock::now() + pause;
-  if (!changes) ++before;
+  Remembered& known = steps_[step];
+  const int before = std::min(known.failures_in_a_row, 5);
+  known.not_before = Clock::now() + (changes ? kFirstRetry : std::min(kLongestRetry, kFirstRetry * (1 << before)));
+  if (!changes) ++known.failures_in_a_row;
   PushState state = states_.of(step).value_or(state_of(candidate));
   if (state.stage == Stage::pushing || state.stage == Stage::refused) state.stage = Stage::unpushed;
   if (!changes && state.error != error.message()) {

@@ -98,6 +98,20 @@ class SeriesPusher {
     meta::remote::ElectionMemory memory;
     PartsOfOthers others;  // when it was decided about last
   };
+  // What the thread remembers of a step.
+  struct Remembered {
+    std::optional<Pushed> pushed;                 // not committed yet
+    bool late = false;                            // a newer step was seen as committed before it
+    std::optional<PartsOfOthers> others_at_rest;  // when it was seen as committed, removed or ended
+    std::optional<io::Digest> ended;              // its fingerprint when its part was ended
+    Clock::time_point not_before;                 // what failed is tried again then
+    int failures_in_a_row = 0;
+
+    void forget_failures() {
+      not_before = {};
+      failures_in_a_row = 0;
+    }
+  };
 
   void run();
   std::chrono::seconds longest_rest() const;
@@ -105,16 +119,16 @@ class SeriesPusher {
   Result<> reach();
   Result<std::vector<Candidate>> candidates();
   Result<> note_whole(const SeriesStatus& series);
-  bool is_in_doubt(const StepStatus& status, bool beside_whole) const;
+  bool is_in_doubt(const StepStatus& status, bool beside_whole);
   // `beside_whole`: another step of its owner is whole.
   bool note_blocked(const StepStatus& status, bool beside_whole);
   void note_late(const std::vector<Candidate>& all, const std::vector<meta::InodeNumber>& there);
   Result<> list_others();
   PartsOfOthers parts_of_others(const std::string& tag) const;
-  bool is_changed_elsewhere(const Candidate& candidate) const;
-  bool was_ended(const Candidate& candidate) const;
-  bool is_due(const Candidate& candidate) const;
-  bool is_resting(meta::InodeNumber step) const;
+  bool is_changed_elsewhere(const Candidate& candidate);
+  bool was_ended(const Candidate& candidate);
+  bool is_due(const Candidate& candidate);
+  bool is_resting(meta::InodeNumber step);
   Result<bool> is_better_there(const Candidate& candidate);
   Result<bool> is_as_fetched(const Candidate& candidate, const LocalStep& image);
   Result<> note_pushed(meta::InodeNumber step, const std::string& name);
@@ -148,15 +162,10 @@ class SeriesPusher {
   meta::remote::Slot slot_;
   meta::remote::UploadLimit limit_;
   std::atomic<bool> stopping_{false};
-  std::optional<meta::remote::RemoteFacts> facts_;  // the thread's own, as are the next nine
+  std::optional<meta::remote::RemoteFacts> facts_;  // the thread's own, as are the next five
   WantedSteps wanted_;
-  std::map<meta::InodeNumber, Pushed> pushed_;                 // not committed yet
-  std::set<meta::InodeNumber> late_;                           // a newer step was seen as committed before them
-  std::map<std::string, PartsOfOthers> others_;                // parts of other slots by tag, as listed last
-  std::map<meta::InodeNumber, PartsOfOthers> others_at_rest_;  // when a step was seen as committed, removed or ended
-  std::map<meta::InodeNumber, io::Digest> ended_;              // the step's fingerprint when its part was ended
-  std::map<meta::InodeNumber, Clock::time_point> not_before_;  // what failed is tried again then
-  std::map<meta::InodeNumber, int> failures_in_a_row_;
+  std::map<meta::InodeNumber, Remembered> steps_;
+  std::map<std::string, PartsOfOthers> others_;  // parts of other slots by tag, as listed last
   std::string nothing_;  // why there is nothing to push, in words; empty: there is, or may soon be
   bool manual_ = false;
 

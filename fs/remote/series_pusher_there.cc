@@ -23,14 +23,14 @@ constexpr const char* kNotKnownWhole =
 // Can nobody tell that the step is whole, so that it is not to be the newest one there? Its files alone might not tell.
 // Where no step is known to be whole, its layout is one that the mount does not know. Of several slots each sees a
 // part.
-bool SeriesPusher::is_in_doubt(const StepStatus& status, bool beside_whole) const {
+bool SeriesPusher::is_in_doubt(const StepStatus& status, bool beside_whole) {
   if (status.facts.is_whole()) return false;
   const auto declared = meta::declared_steps(env_.store.tree(), series_);
   if (!declared || !declared.value().complete_when.empty()) return true;
   const bool is_unknown = status.facts.completeness == meta::formats::Completeness::unknown;
   if (!is_unknown || status.damaged || status.failed) return false;
-  const auto pushed = pushed_.find(status.inode);
-  if (pushed != pushed_.end() && pushed->second.fingerprint == status.fingerprint) return false;
+  const auto& pushed = steps_[status.inode].pushed;
+  if (pushed && pushed->fingerprint == status.fingerprint) return false;
   const auto fetched = fetched_step(env_.store, status.inode);
   if (fetched && fetched.value()) return false;  // it is there; push() finds whether it is as it came
   const io::MutexLock lock(mutex_);
@@ -83,7 +83,7 @@ Result<bool> SeriesPusher::is_better_there(const Candidate& candidate) {
   if (candidate.status.facts.completeness != meta::formats::Completeness::weights) return false;
   TRY_ASSIGN(const auto decisions, meta::remote::list_decisions(*remote_, candidate.status.facts.tag, limits()));
   if (decisions.commits.empty()) return false;
-  others_at_rest_[candidate.status.inode] = parts_of_others(candidate.status.facts.tag);
+  steps_[candidate.status.inode].others_at_rest = parts_of_others(candidate.status.facts.tag);
   note_there(candidate, decisions.commits.back().name());
   return true;
 }
@@ -101,7 +101,7 @@ Result<bool> SeriesPusher::is_as_fetched(const Candidate& candidate, const Local
   if (fetched->slot == settings_.slot && settings_.slots > 1) {
     TRY_ASSIGN(const bool newer, meta::remote::has_newer_part(*remote_, fetched->tag, settings_.slot, limits()));
     if (newer) return false;
-    others_at_rest_[candidate.status.inode] = parts_of_others(fetched->tag);
+    steps_[candidate.status.inode].others_at_rest = parts_of_others(fetched->tag);
   }
   note_there(candidate, fetched->name);
   return true;
@@ -134,7 +134,7 @@ Result<bool> SeriesPusher::is_removed_there(const Candidate& candidate, const Lo
     TRY_ASSIGN(const bool newer, meta::remote::has_newer_part(*remote_, image.tag(), settings_.slot, limits()));
     if (newer) return false;
   }
-  others_at_rest_[candidate.status.inode] = parts_of_others(image.tag());
+  steps_[candidate.status.inode].others_at_rest = parts_of_others(image.tag());
   PushState state = state_of(candidate);
   state.stage = PushState::Stage::removed;
   state.waits_for =
@@ -156,7 +156,7 @@ Result<bool> SeriesPusher::is_not_kept(const Candidate& candidate) {
     log::info("{}: it is not pushed: {}", env_.store.tree().path_of(candidate.status.inode), why);
   }
   settle(candidate, std::move(state));
-  not_before_[candidate.status.inode] = Clock::now() + kRulesAgain;
+  steps_[candidate.status.inode].not_before = Clock::now() + kRulesAgain;
   return true;
 }
 
@@ -170,8 +170,7 @@ void SeriesPusher::note_there(const Candidate& candidate, const std::string& nam
 
 void SeriesPusher::settle(const Candidate& candidate, PushState state) {
   states_.set(series_, candidate.status.inode, std::move(state));
-  failures_in_a_row_.erase(candidate.status.inode);
-  not_before_.erase(candidate.status.inode);
+  steps_[candidate.status.inode].forget_failures();
 }
 
 // Would its step wait for days again? If only a vote was missing, as of a slot whose files were in use, it is pushed

@@ -14,6 +14,7 @@
 #include "fs/cli/remote_commands.h"
 #include "fs/cli/remote_options.h"
 #include "fs/cli/system.h"
+#include "fs/remote/remote_settings.h"
 #include "io/image_file.h"
 
 namespace ckptfs::fs::cli {
@@ -55,23 +56,15 @@ Result<json> ask_to_add(const AddArguments& arguments) {
   TRY(refuse_secrets(arguments.url, "the address of the remote"));
   TRY(refuse_secrets(arguments.s3.endpoint, "--endpoint"));
   TRY_ASSIGN(const auto slot, parse_slot(arguments.slot));
-  uint64_t limit = 0;
+  RemoteSettings settings{arguments.url, slot.first, slot.second, 0, arguments.s3};
   if (!arguments.limit.empty()) {
-    TRY_ASSIGN(limit, io::parse_size(arguments.limit));
+    TRY_ASSIGN(settings.upload_limit, io::parse_size(arguments.limit));
   }
-  TRY_ASSIGN(const std::string authorities, absolute(arguments.s3.authorities));
+  TRY_ASSIGN(settings.s3.authorities, absolute(arguments.s3.authorities));
   TRY_ASSIGN(const Target target, find_target(arguments.series));
-  return ask_and_wait(target.mount, "trying the remote", "remote_add",
-                      {{"series", target.path},
-                       {"url", arguments.url},
-                       {"slot", slot.first},
-                       {"slots", slot.second},
-                       {"upload_limit", limit},
-                       {"endpoint", arguments.s3.endpoint},
-                       {"region", arguments.s3.region},
-                       {"profile", arguments.s3.profile},
-                       {"authorities", authorities},
-                       {"path_style", arguments.s3.path_style}});
+  json request = to_json(settings);
+  request["series"] = target.path;
+  return ask_and_wait(target.mount, "trying the remote", "remote_add", request);
 }
 
 int run_add(const AddArguments& arguments) {

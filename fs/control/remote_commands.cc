@@ -71,33 +71,25 @@ json collection_json(const CollectionReport& report) {
 }
 
 json report_json(const RemoteReport& report) {
-  const io::S3Settings& s3 = report.settings.s3;
-  return {{"url", report.settings.url},
-          {"endpoint", s3.endpoint},
-          {"region", s3.region},
-          {"profile", s3.profile},
-          {"authorities", s3.authorities},
-          {"path_style", s3.path_style},
-          {"slot", report.settings.slot},
-          {"slots", report.settings.slots},
-          {"id", report.id},
-          {"push", report.manual ? "manual" : "quiet"},
-          {"upload_limit", report.settings.upload_limit},
-          {"trouble", report.trouble},
-          {"pushing", report.pushing},
-          {"pushed", report.pushed},
-          {"committed", report.committed},
-          {"failures", report.failures},
-          {"sent", report.sent},
-          {"borrowed", report.borrowed},
-          {"puts", report.puts},
-          {"gets", report.gets},
-          {"lists", report.lists},
-          {"retries", report.retries},
-          {"bytes_per_second", report.bytes_per_second},
-          {"stalled_seconds", report.stalled.count()},
-          {"collector", report.collection ? collection_json(*report.collection) : json()},
-          {"oldest_unpushed_seconds", report.oldest ? json(report.oldest->count()) : json()}};
+  json row = to_json(report.settings);
+  row.update({{"id", report.id},
+              {"push", report.manual ? "manual" : "quiet"},
+              {"trouble", report.trouble},
+              {"pushing", report.pushing},
+              {"pushed", report.pushed},
+              {"committed", report.committed},
+              {"failures", report.failures},
+              {"sent", report.sent},
+              {"borrowed", report.borrowed},
+              {"puts", report.puts},
+              {"gets", report.gets},
+              {"lists", report.lists},
+              {"retries", report.retries},
+              {"bytes_per_second", report.bytes_per_second},
+              {"stalled_seconds", report.stalled.count()},
+              {"collector", report.collection ? collection_json(*report.collection) : json()},
+              {"oldest_unpushed_seconds", report.oldest ? json(report.oldest->count()) : json()}});
+  return row;
 }
 
 json state_json(const PushState& state, const std::string& error) {

@@ -15,16 +15,21 @@ constexpr uint32_t kMostSlots = 65536;
 
 }  // namespace
 
+json to_json(const io::S3Settings& settings) {
+  return {{"endpoint", settings.endpoint},
+          {"region", settings.region},
+          {"profile", settings.profile},
+          {"authorities", settings.authorities},
+          {"path_style", settings.path_style}};
+}
+
 json to_json(const RemoteSettings& settings) {
-  return {{"url", settings.url},
-          {"slot", settings.slot},
-          {"slots", settings.slots},
-          {"upload_limit", settings.upload_limit},
-          {"endpoint", settings.s3.endpoint},
-          {"region", settings.s3.region},
-          {"profile", settings.s3.profile},
-          {"authorities", settings.s3.authorities},
-          {"path_style", settings.s3.path_style}};
+  json record = to_json(settings.s3);
+  record.update({{"url", settings.url},
+                 {"slot", settings.slot},
+                 {"slots", settings.slots},
+                 {"upload_limit", settings.upload_limit}});
+  return record;
 }
 
 Result<RemoteSettings> remote_settings_from(const json& record) {

@@ -20,6 +20,8 @@ struct RemoteSettings {
   io::S3Settings s3;
 };
 
+nlohmann::json to_json(const io::S3Settings& settings);
+// These, too.
 nlohmann::json to_json(const RemoteSettings& settings);
 // EINVAL, in words.
 Result<RemoteSettings> remote_settings_from(const nlohmann::json& json);

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
+#include "fs/remote/remote_settings.h"
 #include "fs/remote_mount/operations.h"
 #include "fs/remote_mount/parts.h"
 #include "io/digest.h"
@@ -63,6 +64,12 @@ json requests_of(const io::RequestCounts& counts) {
           {"lists", value_of(counts.lists)},
           {"retries", value_of(counts.retries)},
           {"bytes_received", value_of(counts.bytes_received)}};
+}
+
+json remote_of(const Parts& parts) {
+  json remote = to_json(parts.options.s3);
+  remote.update({{"url", parts.options.url}, {"id", parts.facts.id}, {"slots", parts.facts.slots}});
+  return remote;
 }
 
 json cache_of(const Parts& parts) {
@@ -144,19 +151,10 @@ const std::string& RemoteMount::id() const { return parts_->id; }
 
 json RemoteMount::status() const {
   const Parts& parts = *parts_;
-  const io::S3Settings& s3 = parts.options.s3;
   const auto known = parts.catalog->counts();
   const auto& chunks = parts.reader->counts();
   json status = {{"mountpoint", parts.options.mountpoint},
-                 {"remote",
-                  {{"url", parts.options.url},
-                   {"id", parts.facts.id},
-                   {"slots", parts.facts.slots},
-                   {"endpoint", s3.endpoint},
-                   {"region", s3.region},
-                   {"profile", s3.profile},
-                   {"authorities", s3.authorities},
-                   {"path_style", s3.path_style}}},
+                 {"remote", remote_of(parts)},
                  {"pid", ::getpid()},
                  {"version", CKPTFS_VERSION},
                  {"steps", known.steps},

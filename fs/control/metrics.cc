@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <functional>
 #include <iterator>
 #include <string_view>
 
@@ -158,54 +159,44 @@ std::string escaped(const std::string& path) {
 }
 
 // One line for each series with a remote.
-template <class Value>
-void add_of_remotes(Metrics& metrics, const Filesystem& fs, const char* name, const char* help, const char* type,
-                    Value&& value_of) {
-  metrics.begin(name, help, type);
-  for (const auto& [series, report] : fs.remotes.reports()) {
-    metrics.labelled(name, "series", escaped(fs.tree.path_of(series)), value_of(report));
-  }
-}
-
 void add_remotes(Metrics& metrics, const Filesystem& fs) {
-  const auto add = [&](const char* name, const char* help, const char* type, auto value_of) {
-    add_of_remotes(metrics, fs, name, help, type, value_of);
+  const auto remotes = fs.remotes.reports();
+  // `value`: a field of the report, or a function of it.
+  const auto add = [&](const char* name, const char* help, const char* type, const auto& value) {
+    metrics.begin(name, help, type);
+    for (const auto& [series, report] : remotes) {
+      metrics.labelled(name, "series", escaped(fs.tree.path_of(series)), std::invoke(value, report));
+    }
   };
   using Report = const RemoteReport&;
   add("remote_oldest_unpushed_seconds", "The age of the oldest step that its remote does not have; 0: it has all.",
       "gauge", [](Report one) { return one.oldest.value_or(std::chrono::seconds(0)).count(); });
   add("remote_stalled_seconds", "For so long every request to the remote has failed; 0: they succeed.", "gauge",
       [](Report one) { return one.stalled.count(); });
-  add("remote_bytes_per_second", "Sent to the remote, lately.", "gauge",
-      [](Report one) { return one.bytes_per_second; });
-  add("remote_sent_bytes_total", "Of packs, by pushes that came to their end.", "counter",
-      [](Report one) { return one.sent; });
-  add("remote_borrowed_bytes_total", "That pushes found there already.", "counter",
-      [](Report one) { return one.borrowed; });
-  add("remote_committed_steps_total", "Steps that this mount has seen committed.", "counter",
-      [](Report one) { return one.committed; });
-  add("remote_puts_total", "Requests that put an object, with all tries.", "counter",
-      [](Report one) { return one.puts; });
-  add("remote_gets_total", "Requests that read one.", "counter", [](Report one) { return one.gets; });
-  add("remote_lists_total", "Requests for a list.", "counter", [](Report one) { return one.lists; });
-  add("remote_retries_total", "Requests that were tried again.", "counter", [](Report one) { return one.retries; });
-  add("remote_errors_total", "Pushes that failed; each is in the log.", "counter",
-      [](Report one) { return one.failures; });
-  const auto add_of_collector = [&](const char* name, const char* help, const char* type, auto value_of) {
-    add(name, help, type, [&](Report one) { return value_of(one.collection.value_or(CollectionReport())); });
+  add("remote_bytes_per_second", "Sent to the remote, lately.", "gauge", &RemoteReport::bytes_per_second);
+  add("remote_sent_bytes_total", "Of packs, by pushes that came to their end.", "counter", &RemoteReport::sent);
+  add("remote_borrowed_bytes_total", "That pushes found there already.", "counter", &RemoteReport::borrowed);
+  add("remote_committed_steps_total", "Steps that this mount has seen committed.", "counter", &RemoteReport::committed);
+  add("remote_puts_total", "Requests that put an object, with all tries.", "counter", &RemoteReport::puts);
+  add("remote_gets_total", "Requests that read one.", "counter", &RemoteReport::gets);
+  add("remote_lists_total", "Requests for a list.", "counter", &RemoteReport::lists);
+  add("remote_retries_total", "Requests that were tried again.", "counter", &RemoteReport::retries);
+  add("remote_errors_total", "Pushes that failed; each is in the log.", "counter", &RemoteReport::failures);
+  const auto add_of_collector = [&](const char* name, const char* help, const char* type, const auto& value) {
+    add(name, help, type, [&](Report one) { return std::invoke(value, one.collection.value_or(CollectionReport())); });
   };
   using Collection = const CollectionReport&;
   add_of_collector("remote_collector_failing_seconds",
                    "For so long the remote's rules cannot be carried out; 0: they are, or another slot does it.",
                    "gauge", [](Collection one) { return one.failing.count(); });
   add_of_collector("remote_collector_runs_total", "Of slot 0, that came to their end.", "counter",
-                   [](Collection one) { return one.runs; });
+                   &CollectionReport::runs);
   add_of_collector("remote_removed_steps_total", "That the remote's rules have removed there.", "counter",
-                   [](Collection one) { return one.removed; });
+                   &CollectionReport::removed);
   add_of_collector("remote_deleted_bytes_total", "Of objects that the collector has deleted there.", "counter",
-                   [](Collection one) { return one.deleted_bytes; });
+                   &CollectionReport::deleted_bytes);
   add_of_collector("remote_waiting_bytes", "That the collector deletes if its next run finds them needless, too.",
-                   "gauge", [](Collection one) { return one.waiting_bytes; });
+                   "gauge", &CollectionReport::waiting_bytes);
   add_of_collector("remote_collector_warnings", "Of its last run: what is missing there, or does not belong there.",
                    "gauge", [](Collection one) { return one.warnings.size(); });
 }

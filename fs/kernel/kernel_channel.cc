@@ -1,14 +1,31 @@
 #include "fs/kernel/kernel_channel.h"
 
+#include <fcntl.h>
 #include <linux/close_range.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 
-#include "fs/kernel/passthrough.h"
+#include "io/fault.h"
 #include "io/fd.h"
 
 namespace ckptfs::fs {
+namespace {
+
+// From <linux/fuse.h> of Linux 6.9. We build with older headers, which lack it.
+struct BackingMap {
+  int32_t fd;
+  uint32_t flags;
+  uint64_t padding;
+};
+static_assert(sizeof(BackingMap) == 16, "the kernel's struct fuse_backing_map");
+constexpr unsigned kFuseDevice = 229;
+constexpr unsigned long kBackingOpen = _IOW(kFuseDevice, 1, BackingMap);
+constexpr unsigned long kBackingClose = _IOW(kFuseDevice, 2, uint32_t);
+
+}  // namespace
 
 void KernelChannel::end_loop() const { fuse_session_exit(session_); }
 
@@ -35,15 +52,25 @@ Result<> KernelChannel::write_back(meta::InodeNumber inode) const {
 }
 
 Result<int> KernelChannel::open_backing(int descriptor) const {
-  return fs::open_backing(fuse_session_fd(session_), descriptor);
+  TRY(io::fault_point("fs.open_backing"));
+  BackingMap map{descriptor, 0, 0};
+  const int id = ::ioctl(fuse_session_fd(session_), kBackingOpen, &map);
+  if (id < 0) return last_error("passthrough: no backing id");
+  if (id == 0) return Error(EPROTO, "passthrough: the kernel gave backing id 0");
+  return id;
 }
 
 Result<> KernelChannel::close_backing(int backing_id) const {
-  return fs::close_backing(fuse_session_fd(session_), backing_id);
+  uint32_t id = static_cast<uint32_t>(backing_id);
+  if (::ioctl(fuse_session_fd(session_), kBackingClose, &id) < 0)
+    return last_error("passthrough: closing a backing id");
+  return success();
 }
 
 Result<> KernelChannel::probe_passthrough(const std::string& file) const {
-  return fs::probe_passthrough(fuse_session_fd(session_), file);
+  TRY_ASSIGN(const io::Fd fd, io::open_at(AT_FDCWD, file, O_RDONLY));
+  TRY_ASSIGN(const int id, open_backing(fd.get()));
+  return close_backing(id);
 }
 
 }  // namespace ckptfs::fs

@@ -33,9 +33,14 @@ class KernelChannel {
   // The kernel writes the dirty pages of the inode's mappings, by requests that other threads serve meanwhile.
   Result<> write_back(meta::InodeNumber inode) const;
 
-  // As in fs/kernel/passthrough.h.
+  // Backing files of FUSE passthrough (Linux 6.9): the two ioctls on /dev/fuse, with their errors. libfuse's own
+  // fuse_passthrough_open tells only that it failed, not why.
+  //
+  // Registers `descriptor`, of a regular file, with the connection (after its FUSE_INIT); the backing id, above 0. A
+  // backing id from a read-only descriptor serves read-write opens too: the kernel opens the file again.
   Result<int> open_backing(int descriptor) const;
   Result<> close_backing(int backing_id) const;
+  // Tries a backing id on this file: success means that passthrough works for files of its file system.
   Result<> probe_passthrough(const std::string& file) const;
 
  private:

@@ -1,5 +1,6 @@
 #include "fs/kernel/session.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -8,6 +9,8 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <span>
+#include <string_view>
 
 #include "io/fuse_connection.h"
 #include "io/log.h"
@@ -102,6 +105,13 @@ Result<> Session::mount() {
   if (const auto mount = mounted_here(options_.mountpoint)) device_ = mount->device;
   stopper_ = std::thread([this] { wait_for_stop(); });
   return success();
+}
+
+Result<> Session::read_far_ahead() const {
+  constexpr std::string_view kKibibytes = "4096";
+  if (device_.empty()) return Error(ENOENT, "the mount is not in /proc/self/mountinfo");
+  TRY_ASSIGN(const io::Fd file, io::open_at(AT_FDCWD, "/sys/class/bdi/" + device_ + "/read_ahead_kb", O_WRONLY));
+  return io::write_full(file.get(), std::as_bytes(std::span(kKibibytes)), 0);
 }
 
 Session::~Session() {

@@ -34,6 +34,10 @@ class Session {
   // Mounts, and answers FUSE_INIT: afterwards the kernel's offers are known and backing files can be tried, while all
   // other requests still wait. The `init` operation ends this by fuse_session_exit.
   Result<> mount();
+  // After mount(): sets how far the kernel reads ahead in what it caches, as in files of views that the daemon reads.
+  // With the kernel's default of 128 KiB each request is as small as that, and a file takes three times as long. If it
+  // cannot be set, reads are slower, but right.
+  Result<> read_far_ahead() const;
 
   fuse_session* get() const { return session_.get(); }
 

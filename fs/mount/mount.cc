@@ -9,7 +9,6 @@
 #include <cerrno>
 #include <cstdlib>
 #include <span>
-#include <string_view>
 
 #include "fs/kernel/session.h"
 #include "fs/mount/mounted_files.h"
@@ -19,7 +18,6 @@
 #include "io/fault.h"
 #include "io/lease.h"
 #include "io/log.h"
-#include "io/mount_table.h"
 
 namespace ckptfs::fs {
 
@@ -127,19 +125,6 @@ Result<> choose_open_modes(Filesystem& fs) {
   return success();
 }
 
-// Sets how far the kernel reads ahead in what it caches, that is in files of views that the daemon reads. With the
-// kernel's default of 128 KiB each request is as small as that, and a file takes three times as long. If it cannot be
-// set, reads are slower, but right.
-Result<> read_far_ahead(const std::string& mountpoint) {
-  constexpr const char* kKibibytes = "4096";
-  TRY_ASSIGN(const auto mounts, io::mount_table());
-  const auto ours = io::mounted_at(mounts, mountpoint);
-  if (!ours) return Error(ENOENT, "the mount is not in /proc/self/mountinfo");
-  const std::string path = "/sys/class/bdi/" + ours->device + "/read_ahead_kb";
-  TRY_ASSIGN(const io::Fd file, io::open_at(AT_FDCWD, path, O_WRONLY));
-  return io::write_full(file.get(), std::as_bytes(std::span(std::string_view(kKibibytes))), 0);
-}
-
 // Decides who owns the root and /steps of a new store.
 meta::StoreOptions store_options(const MountOptions& options) {
   meta::StoreOptions result;
@@ -228,7 +213,7 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
     fs.kernel.connect(internals->session->get());
     if (options.before_mount) options.before_mount();
     TRY(internals->session->mount());
-    if (const auto ahead = read_far_ahead(options.mountpoint); !ahead) {
+    if (const auto ahead = internals->session->read_far_ahead(); !ahead) {
       log::info("the kernel reads views ahead by 128 KiB only: {}", ahead.error().message());
     }
     return choose_open_modes(fs);

@@ -15,7 +15,6 @@
 #include "io/digest.h"
 #include "io/host.h"
 #include "io/log.h"
-#include "io/mount_table.h"
 #include "io/objects/open_object_store.h"
 
 namespace ckptfs::fs::remote_mount {
@@ -27,16 +26,6 @@ using nlohmann::json;
 std::string id_of(const RemoteMountOptions& options) {
   const std::string text = options.url + '\0' + options.mountpoint;
   return io::hex_of(io::digest_of(std::as_bytes(std::span(text)))).substr(0, 16);
-}
-
-// The kernel's default of 128 KiB makes many small requests. If it cannot be set, reads are slower, but right.
-Result<> read_far_ahead(const std::string& mountpoint) {
-  constexpr std::string_view kKibibytes = "4096";
-  TRY_ASSIGN(const auto mounts, io::mount_table());
-  const auto ours = io::mounted_at(mounts, mountpoint);
-  if (!ours) return Error(ENOENT, "the mount is not in /proc/self/mountinfo");
-  TRY_ASSIGN(const io::Fd file, io::open_at(AT_FDCWD, "/sys/class/bdi/" + ours->device + "/read_ahead_kb", O_WRONLY));
-  return io::write_full(file.get(), std::as_bytes(std::span(kKibibytes)), 0);
 }
 
 Result<> open_remote(Parts& parts) {
@@ -115,7 +104,7 @@ Result<std::unique_ptr<RemoteMount>> RemoteMount::start(const RemoteMountOptions
   if (options.before_mount) options.before_mount();
   TRY(made.session->mount());
   made.to_stop = made.session.get();
-  if (const auto ahead = read_far_ahead(options.mountpoint); !ahead) {
+  if (const auto ahead = made.session->read_far_ahead(); !ahead) {
     log::info("the kernel reads ahead by 128 KiB only: {}", ahead.error().message());
   }
   log::info("{} (remote {}, {} slots) is mounted at {}", options.url, made.facts.id, made.facts.slots,

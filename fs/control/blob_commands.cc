@@ -11,7 +11,6 @@
 #include "fs/ops/filesystem.h"
 #include "fs/remote/fetched_step.h"
 #include "fs/views/files_of_step.h"
-#include "fs/views/writers.h"
 #include "io/lease.h"
 #include "meta/formats/manifest.h"
 #include "meta/names.h"

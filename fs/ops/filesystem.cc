@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <utility>
 
-#include "fs/views/writers.h"
 #include "io/mount_table.h"
 
 namespace ckptfs::fs {

@@ -10,6 +10,7 @@
 #include <span>
 #include <thread>
 
+#include "io/lease.h"
 #include "meta/care/digests.h"
 #include "meta/formats/checkpoint.h"
 #include "meta/formats/step_names.h"
@@ -42,6 +43,18 @@ Result<struct stat> stat_after_its_tick(int blob) {
 }
 
 }  // namespace
+
+Result<Writers> writers_of(const OpenFileTable& files, InodeNumber inode, int blob) {
+  const OpenFileTable::Writers counted = files.writers_of(inode);
+  Writers writers;
+  if (!counted.any) writers.changed = counted.changed;
+  writers.writing = counted.any && !counted.past_daemon;
+  writers.closing = counted.closing;
+  if (!writers.writing) {
+    TRY_ASSIGN(writers.writing, io::has_writer(blob));
+  }
+  return writers;
+}
 
 Result<> FilesOfStep::collect(InodeNumber step) {
   step_ = step;

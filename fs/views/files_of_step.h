@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "fs/open/open_files.h"
 #include "fs/views/view.h"
 #include "io/digest.h"
 #include "meta/store/store.h"
@@ -47,6 +48,9 @@ struct Writers {
 };
 // Tells who writes to a file. `blob`: the file's blob, O_RDONLY.
 using AskWriters = std::function<Result<Writers>(InodeNumber file, int blob)>;
+// As far as the node table and the kernel tell. Asks the kernel if it can tell: it also knows writers through a mapping
+// whose descriptor is closed, and no longer knows a writer whose close() has returned.
+Result<Writers> writers_of(const OpenFileTable& files, InodeNumber inode, int blob);
 
 class FilesOfStep : public meta::formats::StepFiles {
  public:

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "fs/views/shared_content.h"
-#include "fs/views/writers.h"
 #include "io/lease.h"
 #include "io/log.h"
 

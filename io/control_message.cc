@@ -15,15 +15,11 @@
 
 namespace ckptfs::io {
 
-namespace {
-
-using nlohmann::json;
-
 Result<Fd> connect_to(const std::string& socket_path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (socket_path.size() >= sizeof address.sun_path)
-    return Error(ENAMETOOLONG, socket_path + ": too long for a socket");
+    return Error(ENAMETOOLONG, socket_path + ": too long for a socket's path");
   std::memcpy(address.sun_path, socket_path.c_str(), socket_path.size() + 1);
   Fd connection(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!connection) return last_error("socket");
@@ -33,6 +29,10 @@ Result<Fd> connect_to(const std::string& socket_path) {
   }
   return connection;
 }
+
+namespace {
+
+using nlohmann::json;
 
 // Sends the whole request. A daemon that refuses a connection answers and closes it without reading the request. So a
 // closed connection is no error here: the answer can still be received.

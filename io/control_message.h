@@ -23,6 +23,9 @@ struct ControlReply {
   std::vector<Fd> descriptors;
 };
 
+// ECONNREFUSED or ENOENT: nobody listens on it.
+Result<Fd> connect_to(const std::string& socket_path);
+
 // Sends one request over a new connection and waits for the reply. A save can take long. A reply with ok=false becomes
 // an Error with its errno and its words. The Error is ECONNREFUSED or ENOENT when nobody listens on the socket.
 Result<ControlReply> control_request(const std::string& socket_path, const std::string& command,

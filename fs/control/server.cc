@@ -1,13 +1,10 @@
 #include "fs/control/server.h"
 
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <boost/asio.hpp>
 #include <chrono>
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -71,25 +68,16 @@ Answer answer(const Command& command, const Peer& peer, const json& arguments) {
   }
 }
 
-Result<sockaddr_un> address_of(const std::string& path) {
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path) return Error(ENAMETOOLONG, path + ": too long for a socket's path");
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-  return address;
-}
-
 // Removes an old socket that nobody listens on.
 Result<> remove_stale_socket(const std::string& path) {
-  TRY_ASSIGN(const sockaddr_un address, address_of(path));
-  const io::Fd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!probe) return last_error("socket");
-  if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
+  const auto listener = io::connect_to(path);
+  if (listener) {
     return Error(EADDRINUSE, path + ": another daemon listens there; if its store was copied from (or to) this one, " +
                                  "change \"id\" in one of their config.json");
   }
-  if (errno == ENOENT) return success();
-  if (errno != ECONNREFUSED) return last_error(path);
+  const int failed = listener.error().errno_value();
+  if (failed == ENOENT) return success();
+  if (failed != ECONNREFUSED) return listener.error();
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) return last_error(path);
   log::info("control: {}: removed a socket that nobody listens on", path);
   return success();

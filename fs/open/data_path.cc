@@ -12,6 +12,7 @@
 
 #include "io/fault.h"
 #include "io/log.h"
+#include "io/retry.h"
 #include "io/write_in_flight.h"
 
 namespace ckptfs::fs {
@@ -31,19 +32,11 @@ constexpr off_t kRequestsInFlight = 16;  // of one writer, at most, as expect_bo
 bool is_aligned(const void* memory, size_t alignment) { return reinterpret_cast<uintptr_t>(memory) % alignment == 0; }
 
 ssize_t pread_retrying(int fd, std::span<std::byte> buffer, off_t offset) {
-  ssize_t n = 0;
-  do {
-    n = ::pread(fd, buffer.data(), buffer.size(), offset);
-  } while (n < 0 && errno == EINTR);
-  return n;
+  return io::retry_interrupted([&] { return ::pread(fd, buffer.data(), buffer.size(), offset); });
 }
 
 ssize_t pwrite_retrying(int fd, std::span<const std::byte> data, off_t offset) {
-  ssize_t n = 0;
-  do {
-    n = ::pwrite(fd, data.data(), data.size(), offset);
-  } while (n < 0 && errno == EINTR);
-  return n;
+  return io::retry_interrupted([&] { return ::pwrite(fd, data.data(), data.size(), offset); });
 }
 
 DataPath::Written write_buffered(int fd, std::span<const std::byte> data, off_t offset) {

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "fs/cli/system.h"
@@ -36,6 +37,24 @@ void add_path_command(CLI::App& app, Chosen& chosen, const PathCommand& command)
   subcommand->callback([command, arguments, &chosen] {
     chosen = [command, arguments] { return run_path_command(command, *arguments); };
   });
+}
+
+int for_each_step(const StepsArguments& arguments, const char* key,
+                  const std::function<Result<nlohmann::json>(const std::string& step)>& act,
+                  const std::function<void(const nlohmann::json&)>& print) {
+  nlohmann::json done = nlohmann::json::array();
+  int code = kSuccess;
+  for (const std::string& step : arguments.steps) {
+    auto result = act(step);
+    if (!result) {
+      code = fail(step, result.error());
+      continue;
+    }
+    if (print && !arguments.as_json) print(result.value());
+    done.push_back(std::move(result).value());
+  }
+  if (arguments.as_json) print_json({{key, done}});
+  return code;
 }
 
 }  // namespace ckptfs::fs::cli

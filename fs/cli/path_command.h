@@ -1,9 +1,11 @@
-// A command that takes --json and one path in a mount, which may be left out. Main thread only.
+// Commands that take --json and one path in a mount, which may be left out, or several steps. Main thread only.
 #pragma once
 
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "fs/cli/client.h"
 #include "fs/cli/commands.h"
@@ -30,5 +32,15 @@ struct PathCommand {
 
 // Adds the command. It finds the mount, calls `run`, and prints errors of both.
 void add_path_command(CLI::App& app, Chosen& chosen, const PathCommand& command);
+
+struct StepsArguments {
+  std::vector<std::string> steps;
+  bool as_json = false;
+};
+// Does the same to each of the steps, also if it fails on another one. What `act` returns is printed at once by
+// `print`, if there is one, or in the end as JSON: {KEY: [...]}. Returns the exit code (system.h).
+int for_each_step(const StepsArguments& arguments, const char* key,
+                  const std::function<Result<nlohmann::json>(const std::string& step)>& act,
+                  const std::function<void(const nlohmann::json&)>& print = {});
 
 }  // namespace ckptfs::fs::cli

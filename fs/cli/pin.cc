@@ -3,17 +3,13 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
-#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <vector>
 
 #include "fs/cli/client.h"
-#include "fs/cli/commands.h"
-#include "fs/cli/format.h"
+#include "fs/cli/path_command.h"
 #include "fs/cli/progress.h"
-#include "fs/cli/system.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -40,11 +36,6 @@ constexpr Mark kMarks[] = {
      "Example:\n  ckptfs seal /ckpt/steps/global_step200"},
 };
 
-struct MarkArguments {
-  std::vector<std::string> steps;
-  bool as_json = false;
-};
-
 // An xattr brings back an errno alone. The daemon keeps the words for who asks (docs/control.md, `last_error`). What
 // the kernel refuses by itself has none, and the daemon's would be of an earlier try.
 Error explained(const std::string& path, int code) {
@@ -66,25 +57,18 @@ Result<> set(const Mark& mark, const std::string& step) {
   return explained(path, errno);
 }
 
-int run(const Mark& mark, const MarkArguments& arguments) {
-  json done = json::array();
-  int code = kSuccess;
-  for (const std::string& step : arguments.steps) {
-    if (const auto marked = set(mark, step); !marked) {
-      code = fail(step, marked.error());
-    } else {
-      done.push_back(step);
-    }
-  }
-  if (arguments.as_json) print_json({{mark.done, done}});
-  return code;
+int run(const Mark& mark, const StepsArguments& arguments) {
+  return for_each_step(arguments, mark.done, [&mark](const std::string& step) -> Result<json> {
+    TRY(set(mark, step));
+    return json(step);
+  });
 }
 
 }  // namespace
 
 void add_marks(CLI::App& app, Chosen& chosen) {
   for (const Mark& mark : kMarks) {
-    auto arguments = std::make_shared<MarkArguments>();
+    auto arguments = std::make_shared<StepsArguments>();
     CLI::App* command = app.add_subcommand(mark.name, mark.about);
     command->add_option("STEP", arguments->steps, "A step of a series")->required();
     command->add_flag("--json", arguments->as_json, "Print as JSON");

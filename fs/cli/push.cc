@@ -5,13 +5,11 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
-#include <vector>
 
 #include "fs/cli/client.h"
-#include "fs/cli/commands.h"
 #include "fs/cli/format.h"
+#include "fs/cli/path_command.h"
 #include "fs/cli/progress.h"
-#include "fs/cli/system.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -21,10 +19,8 @@ using nlohmann::json;
 constexpr std::chrono::milliseconds kLook{200};
 constexpr int kSilentLooks = 25;  // so long nobody needs to be told why nothing happens
 
-struct PushArguments {
-  std::vector<std::string> steps;
+struct PushArguments : StepsArguments {
   bool wait = false;
-  bool as_json = false;
 };
 
 // With what else is "pushing".
@@ -78,23 +74,13 @@ Result<json> push(const std::string& step, bool wait) {
 }
 
 int run(const PushArguments& arguments) {
-  json rows = json::array();
-  int code = kSuccess;
-  for (const std::string& step : arguments.steps) {
-    const auto pushed = push(step, arguments.wait);
-    if (!pushed) {
-      code = fail(step, pushed.error());
-      continue;
-    }
-    if (!arguments.as_json) {
-      const std::string path = printable(pushed.value().value("step", ""));
-      const std::string state = arguments.wait ? pushed.value().value("state", "") : "is pushed next";
-      std::printf("%s: %s\n", path.c_str(), printable(state).c_str());
-    }
-    rows.push_back(pushed.value());
-  }
-  if (arguments.as_json) print_json({{"pushed", rows}});
-  return code;
+  const bool wait = arguments.wait;
+  const auto print = [wait](const json& pushed) {
+    const std::string state = wait ? pushed.value("state", "") : "is pushed next";
+    std::printf("%s: %s\n", printable(pushed.value("step", "")).c_str(), printable(state).c_str());
+  };
+  return for_each_step(
+      arguments, "pushed", [wait](const std::string& step) { return push(step, wait); }, print);
 }
 
 }  // namespace

@@ -1,46 +1,28 @@
 // ckptfs rm: removes steps, at once, however large they are.
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 #include "fs/cli/client.h"
-#include "fs/cli/commands.h"
-#include "fs/cli/format.h"
-#include "fs/cli/system.h"
+#include "fs/cli/path_command.h"
 
 namespace ckptfs::fs::cli {
 namespace {
 
 using nlohmann::json;
 
-struct RmArguments {
-  std::vector<std::string> steps;
-  bool as_json = false;
-};
-
-int run(const RmArguments& arguments) {
-  json removed = json::array();
-  int code = kSuccess;
-  for (const std::string& step : arguments.steps) {
-    const auto target = find_target(step);
-    const auto result = target ? ask_and_wait(target.value().mount, "removing", "rm", {{"path", target.value().path}})
-                               : Result<json>(target.error());
-    if (result) {
-      removed.push_back(result.value().value("removed", step));
-    } else {
-      code = fail(step, result.error());
-    }
-  }
-  if (arguments.as_json) print_json({{"removed", removed}});
-  return code;
+int run(const StepsArguments& arguments) {
+  return for_each_step(arguments, "removed", [](const std::string& step) -> Result<json> {
+    TRY_ASSIGN(const Target target, find_target(step));
+    TRY_ASSIGN(const json result, ask_and_wait(target.mount, "removing", "rm", {{"path", target.path}}));
+    return json(result.value("removed", step));
+  });
 }
 
 }  // namespace
 
 void add_rm(CLI::App& app, Chosen& chosen) {
-  auto arguments = std::make_shared<RmArguments>();
+  auto arguments = std::make_shared<StepsArguments>();
   CLI::App* command = app.add_subcommand("rm", "Remove steps at once, however large");
   command->add_option("STEP", arguments->steps, "A step of a series")->required();
   command->add_flag("--json", arguments->as_json, "Print as JSON");

@@ -3,23 +3,19 @@
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 #include "fs/cli/client.h"
-#include "fs/cli/commands.h"
 #include "fs/cli/format.h"
-#include "fs/cli/system.h"
+#include "fs/cli/path_command.h"
 
 namespace ckptfs::fs::cli {
 namespace {
 
 using nlohmann::json;
 
-struct ThinArguments {
-  std::vector<std::string> steps;
+struct ThinArguments : StepsArguments {
   std::string to = "same";
   bool dry_run = false;
-  bool as_json = false;
 };
 
 std::string files_of(const json& files) {
@@ -39,23 +35,12 @@ void print_thinned(const json& step) {
 }
 
 int run(const ThinArguments& arguments) {
-  json thinned = json::array();
-  int code = kSuccess;
-  for (const std::string& step : arguments.steps) {
-    const auto target = find_target(step);
-    const auto result =
-        target ? ask_and_wait(target.value().mount, "thinning", "thin",
-                              {{"path", target.value().path}, {"to", arguments.to}, {"dry_run", arguments.dry_run}})
-               : Result<json>(target.error());
-    if (!result) {
-      code = fail(step, result.error());
-      continue;
-    }
-    if (!arguments.as_json) print_thinned(result.value());
-    thinned.push_back(result.value());
-  }
-  if (arguments.as_json) print_json({{"thinned", thinned}});
-  return code;
+  const auto thin = [&arguments](const std::string& step) -> Result<json> {
+    TRY_ASSIGN(const Target target, find_target(step));
+    return ask_and_wait(target.mount, "thinning", "thin",
+                        {{"path", target.path}, {"to", arguments.to}, {"dry_run", arguments.dry_run}});
+  };
+  return for_each_step(arguments, "thinned", thin, print_thinned);
 }
 
 }  // namespace

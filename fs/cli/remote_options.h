@@ -35,9 +35,6 @@ void add_remote_options(CLI::App& command, RemoteOptions& options, const std::st
 struct Remote {
   std::unique_ptr<io::ObjectStore> store;
   std::chrono::milliseconds time;  // --timeout
-
-  // From now on.
-  io::RequestLimits limits() const { return io::RequestLimits::within(time); }
 };
 // EINVAL, in words, for what the command line has wrong. ENOENT: a folder that is not there; the store itself would
 // wait for its file system. `url`: of the remote alone.

@@ -98,8 +98,7 @@ struct ToVerify {
 
 Result<ToVerify> all_steps(const RemoteOptions& options) {
   TRY_ASSIGN(Remote remote, open_remote(options.url, options));
-  TRY_ASSIGN(auto steps, meta::remote::list_steps(*remote.store, limits_of(remote)));
-  std::erase_if(steps, [](const CommittedStep& step) { return step.gone; });
+  TRY_ASSIGN(auto steps, standing_steps(remote));
   if (steps.empty()) return Error(ENOENT, remote.store->url() + ": no step is committed there");
   return ToVerify{std::move(remote), std::move(steps)};
 }

@@ -36,6 +36,12 @@ meta::remote::ReadSettings settings_of(const Remote& remote, Progress& line) {
 
 io::RequestLimits limits_of(const Remote& remote) { return io::RequestLimits::within(remote.time, &is_interrupted); }
 
+Result<std::vector<meta::remote::CommittedStep>> standing_steps(const Remote& remote) {
+  TRY_ASSIGN(auto steps, meta::remote::list_steps(*remote.store, limits_of(remote)));
+  std::erase_if(steps, [](const auto& step) { return step.gone; });
+  return steps;
+}
+
 Result<meta::remote::CommittedStep> find_standing(const Remote& remote, const std::string& name) {
   TRY_ASSIGN(auto step, meta::remote::find_step(*remote.store, name, limits_of(remote)));
   if (step.gone) return Error(ENOENT, remote.store->url() + ": step " + name + " was removed there");

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "fs/cli/progress.h"
 #include "fs/cli/remote_options.h"
@@ -18,6 +19,8 @@ void end_in_order();
 meta::remote::ReadSettings settings_of(const Remote& remote, Progress& line);
 io::RequestLimits limits_of(const Remote& remote);
 
+// Without those that were removed there.
+Result<std::vector<meta::remote::CommittedStep>> standing_steps(const Remote& remote);
 // ENOENT, in words: there is no such step, or it was removed there.
 Result<meta::remote::CommittedStep> find_standing(const Remote& remote, const std::string& name);
 

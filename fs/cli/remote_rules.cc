@@ -103,8 +103,7 @@ Result<PolicyReport> look_at_policy(const Remote& remote, const RuleChanges& cha
   } else {
     TRY_ASSIGN(report.rules, meta::remote::change_rules(*remote.store, io::host_name(), change, limits_of(remote)));
   }
-  TRY_ASSIGN(report.steps, meta::remote::list_steps(*remote.store, limits_of(remote)));
-  std::erase_if(report.steps, [](const CommittedStep& step) { return step.gone; });
+  TRY_ASSIGN(report.steps, standing_steps(remote));
   report.decisions = meta::remote::decide_by_rules(report.rules.rules, report.steps, std::chrono::system_clock::now());
   TRY_ASSIGN(report.look, last_look(remote));
   return report;

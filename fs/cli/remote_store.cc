@@ -14,6 +14,7 @@
 #include "fs/cli/progress.h"
 #include "fs/cli/remote_commands.h"
 #include "fs/cli/remote_options.h"
+#include "fs/cli/remote_reading.h"
 #include "fs/cli/system.h"
 #include "meta/remote/commit.h"
 #include "meta/remote/remote_facts.h"
@@ -28,12 +29,6 @@ using nlohmann::json;
 
 std::string age_of(const CommittedStep& step) { return human_age(std::time(nullptr) - seconds_of(step.committed)); }
 
-Result<std::vector<CommittedStep>> standing_steps(const Remote& remote) {
-  TRY_ASSIGN(auto steps, meta::remote::list_steps(*remote.store, remote.limits()));
-  std::erase_if(steps, [](const CommittedStep& step) { return step.gone; });
-  return steps;
-}
-
 json json_of(const CommittedStep& step) {
   return {{"step", step.name()}, {"tag", step.decision.tag}, {"committed", seconds_of(step.committed)}};
 }
@@ -47,9 +42,9 @@ struct Checked {
 
 Result<Checked> look_at(const Remote& remote) {
   const Waiting waiting("trying the remote");
-  TRY(meta::remote::probe_store(*remote.store, remote.limits()));
+  TRY(meta::remote::probe_store(*remote.store, limits_of(remote)));
   Checked checked;
-  auto facts = meta::remote::read_facts(*remote.store, remote.limits());
+  auto facts = meta::remote::read_facts(*remote.store, limits_of(remote));
   if (!facts && facts.error().errno_value() != ENOENT) return facts.error();
   if (facts) checked.facts = facts.value();
   TRY_ASSIGN(checked.steps, standing_steps(remote));
@@ -128,9 +123,8 @@ struct Listed {
 Result<Listed> list_remote(const Remote& remote, bool all) {
   const Waiting waiting("listing the steps");
   Listed listed;
-  TRY_ASSIGN(listed.steps, meta::remote::list_steps(*remote.store, remote.limits()));
-  if (!all) std::erase_if(listed.steps, [](const CommittedStep& step) { return step.gone; });
-  TRY_ASSIGN(const auto rules, meta::remote::read_rules(*remote.store, remote.limits()));
+  TRY_ASSIGN(listed.steps, all ? meta::remote::list_steps(*remote.store, limits_of(remote)) : standing_steps(remote));
+  TRY_ASSIGN(const auto rules, meta::remote::read_rules(*remote.store, limits_of(remote)));
   listed.pins = rules.rules.pins;
   return listed;
 }

@@ -1,5 +1,6 @@
 // ckptfs debug bundle: one text file for a bug report.
 #include <fcntl.h>
+#include <fmt/chrono.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -123,14 +124,7 @@ int run(const BundleArguments& arguments) {
   });
 }
 
-std::string default_name() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char text[64];
-  std::strftime(text, sizeof text, "ckptfs-debug-%Y%m%d-%H%M%S.txt", &utc);
-  return text;
-}
+std::string default_name() { return fmt::format("ckptfs-debug-{:%Y%m%d-%H%M%S}.txt", fmt::gmtime(std::time(nullptr))); }
 
 }  // namespace
 

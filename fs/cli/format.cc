@@ -1,9 +1,10 @@
 #include "fs/cli/format.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdio>
 #include <ctime>
 
 #include "io/printable.h"
@@ -11,11 +12,7 @@
 namespace ckptfs::fs::cli {
 namespace {
 
-std::string decimal(double value, int digits) {
-  std::array<char, 64> buffer{};
-  std::snprintf(buffer.data(), buffer.size(), "%.*f", digits, value);
-  return buffer.data();
-}
+std::string decimal(double value, int digits) { return fmt::format("{:.{}f}", value, digits); }
 
 size_t width_of(const std::string& text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xC0) != 0x80; }));

@@ -1,5 +1,7 @@
 #include "fs/views/view.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -95,9 +97,7 @@ class DataBegin {
 // "model.bf16", 0 of 1 -> "model.bf16.safetensors"; of 2: "model.bf16-00001-of-00002.safetensors"
 std::string shard_name(const std::string& model, size_t number, size_t count) {
   if (count == 1) return model + ".safetensors";
-  char shard[32];
-  std::snprintf(shard, sizeof(shard), "-%05zu-of-%05zu", number + 1, count);
-  return model + shard + ".safetensors";
+  return fmt::format("{}-{:05}-of-{:05}.safetensors", model, number + 1, count);
 }
 
 }  // namespace
@@ -115,9 +115,7 @@ std::string file_name_of(const std::string& name) {
   std::string file_name;
   for (const char c : name) {
     if (c == '/' || c == '%' || static_cast<uint8_t>(c) < ' ') {
-      char escaped[4];
-      std::snprintf(escaped, sizeof(escaped), "%%%02X", static_cast<unsigned>(static_cast<uint8_t>(c)));
-      file_name += escaped;
+      file_name += fmt::format("%{:02X}", static_cast<uint8_t>(c));
     } else {
       file_name += c;
     }
@@ -263,9 +261,8 @@ void View::add_by_name() {
 
 void View::add_groups() {
   for (const meta::formats::SwapFile& swap : source_.map.undivided) {
-    char rank[16];
-    std::snprintf(rank, sizeof(rank), "rank%02u", swap.rank);
-    const std::string group = std::to_string(swap.first) + '_' + std::to_string(swap.last);
+    const std::string group = fmt::format("{}_{}", swap.first, swap.last);
+    const std::string rank = fmt::format("rank{:02}", swap.rank);
     add_file(folder(folder(folder(0, "groups"), group), rank), file_name_of(swap.state), swap.file);
   }
 }

@@ -14,7 +14,6 @@
 #include "fs/mount/mounted_files.h"
 #include "fs/ops/filesystem.h"
 #include "fs/ops/operations.h"
-#include "fs/ops/views.h"
 #include "io/fault.h"
 #include "io/lease.h"
 #include "io/log.h"

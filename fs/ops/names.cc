@@ -93,10 +93,11 @@ void op_link(fuse_req_t req, fuse_ino_t inode, fuse_ino_t parent, const char* na
   });
 }
 
-void op_unlink(fuse_req_t req, fuse_ino_t parent, const char* name) {
-  const Request request(req, Operation::unlink, parent, name);
-  through_gate(request.fs(), parent, [request] {
-    const auto dropped = request.fs().tree.unlink(request.inode(), request.name());
+using Remove = Result<meta::Dropped> (meta::Tree::*)(meta::InodeNumber parent, const std::string& name);
+
+void remove_name(const Request& request, Remove remove) {
+  through_gate(request.fs(), request.inode(), [request, remove] {
+    const auto dropped = (request.fs().tree.*remove)(request.inode(), request.name());
     if (!dropped) return request.error(dropped.error());
     request.fs().writers.note(request.inode(), request.caller());
     request.ok();
@@ -104,15 +105,12 @@ void op_unlink(fuse_req_t req, fuse_ino_t parent, const char* name) {
   });
 }
 
+void op_unlink(fuse_req_t req, fuse_ino_t parent, const char* name) {
+  remove_name(Request(req, Operation::unlink, parent, name), &meta::Tree::unlink);
+}
+
 void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char* name) {
-  const Request request(req, Operation::rmdir, parent, name);
-  through_gate(request.fs(), parent, [request] {
-    const auto dropped = request.fs().tree.remove_directory(request.inode(), request.name());
-    if (!dropped) return request.error(dropped.error());
-    request.fs().writers.note(request.inode(), request.caller());
-    request.ok();
-    request.fs().dropped(dropped.value());
-  });
+  remove_name(Request(req, Operation::rmdir, parent, name), &meta::Tree::remove_directory);
 }
 
 // A start after a crash would truncate a speculative clone (meta/blobs/written_ends.h). So it is made durable before it

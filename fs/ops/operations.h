@@ -13,4 +13,9 @@ void add_data_operations(fuse_lowlevel_ops& ops);       // data.cc
 void add_copy_operations(fuse_lowlevel_ops& ops);       // copy.cc
 void add_xattr_operations(fuse_lowlevel_ops& ops);      // xattr.cc
 
+// The operations of the mount, with views in it. `operations`: those on the tree. What is about an inode of a view goes
+// to the operations on views instead (views.cc); the name "views" in the root is theirs, too. To be called before the
+// first request.
+fuse_lowlevel_ops with_views(const fuse_lowlevel_ops& operations);
+
 }  // namespace ckptfs::fs

@@ -1,7 +1,5 @@
 // The operations on views: lookup, attributes, links and reading. Requests that would change a view get EROFS.
 // Directories are listed by directory.cc.
-#include "fs/ops/views.h"
-
 #include <fcntl.h>
 #include <sys/stat.h>
 
@@ -9,6 +7,7 @@
 #include <cerrno>
 #include <string_view>
 
+#include "fs/ops/operations.h"
 #include "fs/ops/request.h"
 #include "io/aligned_buffer.h"
 #include "meta/names.h"

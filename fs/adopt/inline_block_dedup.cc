@@ -29,10 +29,6 @@ Result<std::span<const std::byte>> read_there(int descriptor, size_t size, uint6
   return std::span<const std::byte>(there.first(got));
 }
 
-bool unchanged(const SpeculativeClone::Source& source) {
-  return source.frozen || (source.unchanged && source.file->changes.load() == source.changes);
-}
-
 }  // namespace
 
 InlineBlockDedup::~InlineBlockDedup() {
@@ -78,7 +74,7 @@ const SpeculativeClone::Source* InlineBlockDedup::source_for(std::span<const std
     return nullptr;
   }
   source_ = std::move(opened).value();
-  if (!unchanged(*source_)) {  // somebody is writing it
+  if (!source_->is_unchanged()) {  // somebody is writing it
     ended_ = true;
     return nullptr;
   }
@@ -146,7 +142,7 @@ bool InlineBlockDedup::share(const SpeculativeClone::Source& source, int blob, o
   if (cloned) cloned = io::fault_point("adopt.clone_range_end");
   const bool there = cloned.has_value();
   const auto shared = environment_.shared(source, std::move(cloned));
-  const bool same = unchanged(source);  // an open for writing is counted before its writer can write
+  const bool same = source.is_unchanged();  // an open for writing is counted before its writer can write
   if (shared && same) {
     add(counters_.bytes_adopted, size);
     return true;

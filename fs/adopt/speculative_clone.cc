@@ -207,13 +207,13 @@ DataPath::Written SpeculativeClone::compare(std::span<const std::byte> data, uin
 Result<SpeculativeClone::Differing> SpeculativeClone::compare_blocks(std::span<const std::byte> data, uint64_t offset) {
   static_assert(kMostBlocks > RequestLoop::kLargestWrite / kBlock);
   Differing differing;
-  if (source_is_unchanged()) {
+  if (source_.is_unchanged()) {
     TRY(io::fault_point("adopt.read"));
     TRY_ASSIGN(const auto there, window_.at(source_.descriptor, offset, data.size()));
     const bool compared = io::access_mapped([&] { find_differing(data, there.data(), offset, differing); });
     std::atomic_thread_fence(std::memory_order_acquire);  // the check comes after the reads above
     // An open for writing is counted before its writer can write.
-    if (compared && source_is_unchanged()) return differing;
+    if (compared && source_.is_unchanged()) return differing;
   }
   const auto room = compared_with.get(data.size());
   if (room.size() < data.size()) return Error(ENOMEM);

@@ -61,6 +61,8 @@ class SpeculativeClone {
     bool frozen = false;     // never changes
     uint64_t changes = 0;    // of `file`, when it was opened
     bool unchanged = false;  // nobody could change it when it was opened
+
+    bool is_unchanged() const { return frozen || (unchanged && file->changes.load() == changes); }
   };
   // Called with the result of each clone of the source. Returns the result to use.
   using Shared = std::function<Result<>(Result<>)>;
@@ -113,9 +115,6 @@ class SpeculativeClone {
   Result<> truncate_locked() REQUIRES(mutex_);
   Result<> drop_clone() REQUIRES(mutex_);
   bool is_wrong() const REQUIRES(mutex_) { return mismatched_ > compared_ / 2; }
-  bool source_is_unchanged() const {
-    return source_.frozen || (source_.unchanged && source_.file->changes.load() == source_.changes);
-  }
   Result<Differing> compare_blocks(std::span<const std::byte> data, uint64_t offset) REQUIRES(mutex_);
   Result<bool> is_alike(std::span<const std::byte> data, uint64_t offset) REQUIRES(mutex_);
   Result<> put(std::span<const std::byte> data, uint64_t offset) REQUIRES(mutex_);

@@ -71,20 +71,11 @@ class ServedImage {
 
 MountOptions mount_options(const MountPlan& plan, const std::string& store_folder) {
   MountOptions options;
+  static_cast<GivenOptions&>(options) = plan.options;
   options.store = store_folder;
   if (store_folder != plan.store) options.image = plan.store + "/" + io::kImageName;
   options.store_name = plan.store;
   options.mountpoint = plan.mountpoint;
-  options.passthrough = plan.options.passthrough;
-  options.odirect = plan.options.odirect;
-  options.uid = plan.options.uid;
-  options.gid = plan.options.gid;
-  options.quiet_seconds = plan.options.quiet_seconds;
-  options.scrub_seconds = plan.options.scrub_seconds;
-  options.adopt = plan.options.adopt;
-  options.show_views = plan.options.show_views;
-  options.read_only = plan.options.read_only;
-  options.no_exec = plan.options.no_exec;
   options.for_others = geteuid() == 0 || plan.options.allow_other;
   return options;
 }

@@ -9,17 +9,8 @@
 
 namespace ckptfs::fs::cli {
 
-struct ParsedOptions {
-  PassthroughOption passthrough = PassthroughOption::automatic;
-  OdirectOption odirect = OdirectOption::safe;
-  std::optional<uint32_t> uid, gid;
-  unsigned quiet_seconds = 30;
-  unsigned scrub_seconds = 14 * 86400;
-  bool adopt = true;
-  bool show_views = false;
+struct ParsedOptions : GivenOptions {
   bool allow_other = false;
-  bool read_only = false;
-  bool no_exec = false;
   std::string http;        // address and port; empty: none
   std::string http_token;  // the file that contains the token
 };

@@ -9,10 +9,6 @@
 
 namespace ckptfs::io {
 
-namespace {
-
-// Reads from the descriptor's current position to the end. It ignores the file's size, which is wrong in /proc and
-// /sys.
 Result<std::string> read_to_end(int fd, const std::string& path) {
   std::string text;
   char buffer[16384];
@@ -23,6 +19,8 @@ Result<std::string> read_to_end(int fd, const std::string& path) {
     text.append(buffer, static_cast<size_t>(n));
   }
 }
+
+namespace {
 
 Result<> write_new_file(const std::string& path, const std::string& content, mode_t mode) {
   TRY_ASSIGN(const Fd fd, open_at(AT_FDCWD, path, O_WRONLY | O_CREAT | O_TRUNC, mode));

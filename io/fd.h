@@ -49,6 +49,9 @@ Result<> write_full(int fd, std::span<const std::byte> data, off_t offset);
 // Allocates blocks for the file's first `size` bytes. Succeeds without doing anything where the file system has no
 // fallocate; a full disk then shows only at the write.
 Result<> allocate(int fd, uint64_t size);
+// Reads from the descriptor's current position to the end. It ignores the file's size, which is wrong in /proc and
+// /sys. `path`: for the error.
+Result<std::string> read_to_end(int fd, const std::string& path);
 // Reads a whole small file as text.
 Result<std::string> read_file(const std::string& path);
 // Replaces the file's content durably: writes a new file beside it, fsyncs that, renames it over the old one, and

@@ -53,17 +53,6 @@ int child(io::Fd pipe, const std::function<int(const StartReport&)>& body) {
   });
 }
 
-std::string read_to_end(int fd) {
-  std::string text;
-  std::array<char, 4096> buffer{};
-  for (;;) {
-    const ssize_t length = ::read(fd, buffer.data(), buffer.size());
-    if (length < 0 && errno == EINTR) continue;
-    if (length <= 0) return text;
-    text.append(buffer.data(), static_cast<size_t>(length));
-  }
-}
-
 }  // namespace
 
 int daemonize(const std::string& name, const std::function<int(const StartReport&)>& body) {
@@ -78,10 +67,11 @@ int daemonize(const std::string& name, const std::function<int(const StartReport
     std::exit(child(std::move(write_end), body));
   }
   write_end.reset();
-  const std::string text = [&] {
+  const auto told = [&] {
     const Waiting waiting("mounting " + name);
-    return read_to_end(read_end.get());
+    return io::read_to_end(read_end.get(), name);
   }();
+  const std::string text = told ? told.value() : "";
   if (text == kOk) return kSuccess;
   int status = 0;
   ::waitpid(pid, &status, 0);  // the child has ended, or is about to

@@ -49,11 +49,9 @@ Error from_status(const rocksdb::Status& status) {
   return Error(EIO, "the index: " + status.ToString());
 }
 
-template <typename Record>
-Result<std::optional<Record>> unless_missing(Result<Record> found) {
-  if (found) return std::optional(std::move(found).value());
-  if (found.error().errno_value() == ENOENT) return std::optional<Record>();
-  return std::move(found).error();
+template <class Decode>
+auto decoded(const Result<std::string>& value, const Decode& decode) -> decltype(decode("")) {
+  return value ? decode(value.value()) : value.error();
 }
 
 rocksdb::Options database_options(bool create, rocksdb::Env* env) {
@@ -178,12 +176,10 @@ Result<std::string> Batch::get(Table table, const std::string& key) const {
   return value;
 }
 Result<InodeRecord> Batch::inode(InodeNumber number) const {
-  TRY_ASSIGN(const std::string value, get(Table::inodes, number_key(number)));
-  return decode_inode(value);
+  return decoded(get(Table::inodes, number_key(number)), decode_inode);
 }
 Result<BlobRecord> Batch::blob(BlobNumber number) const {
-  TRY_ASSIGN(const std::string value, get(Table::blobs, number_key(number)));
-  return decode_blob(value);
+  return decoded(get(Table::blobs, number_key(number)), decode_blob);
 }
 
 Index::Index(const Options& options) : options_(options), ballast_(options.folder) {}
@@ -254,45 +250,33 @@ Result<std::string> Index::get(Table table, const std::string& key) const {
 }
 
 Result<InodeRecord> Index::inode(InodeNumber number) const {
-  TRY_ASSIGN(const std::string value, get(Table::inodes, number_key(number)));
-  return decode_inode(value);
+  return decoded(get(Table::inodes, number_key(number)), decode_inode);
 }
 Result<EntryRecord> Index::entry(InodeNumber parent, const std::string& name) const {
-  TRY_ASSIGN(const std::string value, get(Table::entries, name_key(parent, name)));
-  return decode_entry(value);
+  return decoded(get(Table::entries, name_key(parent, name)), decode_entry);
 }
 Result<std::optional<EntryRecord>> Index::find_entry(InodeNumber parent, const std::string& name) const {
-  return unless_missing(entry(parent, name));
+  return none_if_gone(entry(parent, name));
 }
 Result<BlobRecord> Index::blob(BlobNumber number) const {
-  TRY_ASSIGN(const std::string value, get(Table::blobs, number_key(number)));
-  return decode_blob(value);
+  return decoded(get(Table::blobs, number_key(number)), decode_blob);
 }
 Result<std::string> Index::xattr(InodeNumber inode, const std::string& name) const {
   return get(Table::xattrs, name_key(inode, name));
 }
 Result<StepRecord> Index::step(InodeNumber inode) const {
-  TRY_ASSIGN(const std::string value, get(Table::steps, number_key(inode)));
-  return decode_step(value);
+  return decoded(get(Table::steps, number_key(inode)), decode_step);
 }
-Result<std::optional<StepRecord>> Index::find_step(InodeNumber inode) const { return unless_missing(step(inode)); }
-Result<KeptMap> Index::map(InodeNumber step) const {
-  TRY_ASSIGN(const std::string value, get(Table::maps, number_key(step)));
-  return decode_map(value);
-}
+Result<std::optional<StepRecord>> Index::find_step(InodeNumber inode) const { return none_if_gone(step(inode)); }
+Result<KeptMap> Index::map(InodeNumber step) const { return decoded(get(Table::maps, number_key(step)), decode_map); }
 Result<std::vector<io::Digest>> Index::digests(BlobNumber blob, uint64_t group) const {
-  TRY_ASSIGN(const std::string value, get(Table::digests, digests_key(blob, group)));
-  return decode_digests(value);
+  return decoded(get(Table::digests, digests_key(blob, group)), decode_digests);
 }
-Result<uint64_t> Index::number(const char* key) const {
-  TRY_ASSIGN(const std::string value, get(Table::kv, key));
-  return decode_number(value);
-}
+Result<uint64_t> Index::number(const char* key) const { return decoded(get(Table::kv, key), decode_number); }
 
 Result<uint64_t> Index::number_or_zero(const char* key) const {
-  auto found = number(key);
-  if (!found && found.error().errno_value() == ENOENT) return uint64_t{0};
-  return found;
+  TRY_ASSIGN(const auto found, none_if_gone(number(key)));
+  return found.value_or(0);
 }
 
 Result<uint64_t> Index::generation() const { return number_or_zero(kGenerationKey); }

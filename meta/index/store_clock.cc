@@ -17,12 +17,6 @@ constexpr const char* kClockKey = "clock";             // nanoseconds
 constexpr const char* kClockBootKey = "clock_boot";    // the boot in which it was recorded: a digest of the boot's id
 constexpr const char* kClockSinceKey = "clock_since";  // nanoseconds since that boot, when it was recorded
 
-Result<uint64_t> number_or_none(const Index& index, const char* key) {
-  auto number = index.number(key);
-  if (!number && number.error().errno_value() == ENOENT) return uint64_t{0};
-  return number;
-}
-
 uint64_t as_number(const std::string& boot) {
   const io::Digest digest = io::digest_of(std::as_bytes(std::span(boot)));
   uint64_t number = 0;
@@ -35,9 +29,9 @@ uint64_t as_number(const std::string& boot) {
 Result<StoreClock> StoreClock::load(const Index& index) {
   TRY_ASSIGN(const std::string id, io::boot_id());
   const uint64_t boot = as_number(id);
-  TRY_ASSIGN(const uint64_t known, number_or_none(index, kClockKey));
-  TRY_ASSIGN(const uint64_t known_boot, number_or_none(index, kClockBootKey));
-  TRY_ASSIGN(const uint64_t since, number_or_none(index, kClockSinceKey));
+  TRY_ASSIGN(const uint64_t known, index.number_or_zero(kClockKey));
+  TRY_ASSIGN(const uint64_t known_boot, index.number_or_zero(kClockBootKey));
+  TRY_ASSIGN(const uint64_t since, index.number_or_zero(kClockSinceKey));
   const std::chrono::nanoseconds at = io::since_boot();
   std::chrono::nanoseconds passed{};
   if (known_boot != 0) passed = at - std::chrono::nanoseconds(known_boot == boot ? since : 0);

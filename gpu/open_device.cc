@@ -1,11 +1,11 @@
 #include "gpu/open_device.h"
 
-#include <charconv>
 #include <string_view>
 
 #include "gpu/device_cuda.h"
 #include "gpu/twin.h"
 #include "io/log.h"
+#include "io/text.h"
 
 namespace ckptfs::gpu {
 
@@ -18,12 +18,8 @@ Result<std::shared_ptr<Device>> open_device(const std::string& name) {
     log::info("no GPU is used: {}", cuda.error().message());
     return std::shared_ptr<Device>(std::make_shared<Twin>());
   }
-  int ordinal = 0;
-  const char* const end = name.data() + name.size();
-  if (name.starts_with(kCuda)) {
-    const auto [stop, error] = std::from_chars(name.data() + kCuda.size(), end, ordinal);
-    if (error == std::errc() && stop == end) return open_cuda_device(ordinal);
-  }
+  const auto ordinal = name.starts_with(kCuda) ? io::parse_number<int>(name.substr(kCuda.size())) : std::nullopt;
+  if (ordinal) return open_cuda_device(*ordinal);
   return Error(EINVAL, name + ": no device; there are \"cuda:0\" and so on, and \"twin\"");
 }
 

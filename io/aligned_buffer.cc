@@ -4,13 +4,13 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-#include <charconv>
 #include <optional>
 #include <string>
 #include <string_view>
 
 #include "io/fault.h"
 #include "io/retry.h"
+#include "io/text.h"
 
 namespace ckptfs::io {
 
@@ -20,10 +20,8 @@ constexpr size_t kHugePage = size_t{2} << 20;
 constexpr DirectAlignment kUnknownAlignment{4096, 4096};
 
 std::optional<size_t> parse_size(std::string_view text) {
-  size_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value == 0) return std::nullopt;
-  return value;
+  const auto value = parse_number<size_t>(text);
+  return value == size_t{0} ? std::nullopt : value;
 }
 
 // Replaces the kernel's answer by "MEMORY" or "MEMORY:OFFSET". A part that is no number changes nothing.

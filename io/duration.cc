@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <string_view>
 #include <utility>
+
+#include "io/text.h"
 
 namespace ckptfs::io {
 namespace {
@@ -23,12 +24,11 @@ Result<std::chrono::seconds> parse_duration(const std::string& text) {
     unit = named->second;
     digits.remove_suffix(1);
   }
-  uint64_t number = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-  if (error != std::errc() || end != digits.data() + digits.size() || number > kMost / unit) {
+  const auto number = parse_number<uint64_t>(digits);
+  if (!number || *number > kMost / unit) {
     return Error(EINVAL, "'" + text + "' is no duration: a whole number and s, m, h, d or w, as in 36h");
   }
-  return std::chrono::seconds(number * unit);
+  return std::chrono::seconds(*number * unit);
 }
 
 }  // namespace ckptfs::io

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -15,6 +14,7 @@
 #include <thread>
 
 #include "io/mutex.h"
+#include "io/text.h"
 
 namespace ckptfs::io {
 
@@ -26,13 +26,6 @@ struct Fault {
   uint64_t hits = 0;
 };
 
-std::optional<uint64_t> parse_number(std::string_view text) {
-  uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
 bool is_action(std::string_view value) {
   return value == "kill" || value.starts_with("error:") || value.starts_with("sleep:");
 }
@@ -41,7 +34,7 @@ bool is_action(std::string_view value) {
 Fault parse_fault(const std::string& text) {
   const size_t colon = text.find(':');
   if (colon != std::string::npos && is_action(std::string_view(text).substr(colon + 1))) {
-    if (const auto count = parse_number(std::string_view(text).substr(0, colon))) {
+    if (const auto count = parse_number<uint64_t>(std::string_view(text).substr(0, colon))) {
       return {text.substr(colon + 1), *count, 0};
     }
   }
@@ -49,7 +42,7 @@ Fault parse_fault(const std::string& text) {
 }
 
 std::optional<int> parse_errno(std::string_view text) {
-  if (const auto number = parse_number(text)) return static_cast<int>(*number);
+  if (const auto number = parse_number<uint64_t>(text)) return static_cast<int>(*number);
   for (int candidate = 1; candidate < 134; ++candidate) {
     const char* name = ::strerrorname_np(candidate);
     if (name != nullptr && text == name) return candidate;
@@ -117,7 +110,7 @@ Result<> perform(const char* name, const std::string& action) {
   }
   const std::string_view argument = std::string_view(action).substr(std::strlen("error:"));
   if (action.starts_with("sleep:")) {
-    const auto milliseconds = parse_number(argument);
+    const auto milliseconds = parse_number<uint64_t>(argument);
     if (!milliseconds) return Error(EINVAL, std::string("fault point ") + name + ": no number in " + action);
     std::this_thread::sleep_for(std::chrono::milliseconds(*milliseconds));
     return success();

@@ -11,6 +11,7 @@
 #include "io/log.h"
 #include "io/loop_device.h"
 #include "io/mount_table.h"
+#include "io/text.h"
 
 namespace ckptfs::io {
 
@@ -210,8 +211,7 @@ Result<> unmount_image(const MountedImage& image) {
   if (::umount2(image.folder.c_str(), UMOUNT_NOFOLLOW) != 0 && errno != EINVAL) {
     const Error failed = last_error("unmounting " + image.folder);
     if (failed.errno_value() != EBUSY) return failed;
-    std::string holders;
-    for (const std::string& holder : holders_of(image.folder)) holders += (holders.empty() ? "" : ", ") + holder;
+    std::string holders = joined(holders_of(image.folder));
     if (holders.empty()) holders = "no process that /proc shows; perhaps files opened through a mount that has died";
     return Error(EBUSY, image.folder + " is in use by: " + holders);
   }

@@ -4,13 +4,13 @@
 #include <unistd.h>
 
 #include <array>
-#include <charconv>
 #include <filesystem>
 #include <limits>
 
 #include "io/fd.h"
 #include "io/process.h"
 #include "io/retry.h"
+#include "io/text.h"
 
 namespace ckptfs::io {
 
@@ -66,30 +66,14 @@ Result<> build(const std::string& path, const ImageOptions& options) {
 
 Result<uint64_t> parse_size(const std::string& text) {
   const Error wrong(EINVAL, "'" + text + "' is no size: a whole number and K, M, G or T, as in 64G");
-  if (text.size() < 2) return wrong;
-  unsigned shift = 0;
-  switch (text.back()) {
-    case 'K':
-      shift = 10;
-      break;
-    case 'M':
-      shift = 20;
-      break;
-    case 'G':
-      shift = 30;
-      break;
-    case 'T':
-      shift = 40;
-      break;
-    default:
-      return wrong;
-  }
-  uint64_t number = 0;
-  const char* last = text.data() + text.size() - 1;
-  const auto [end, error] = std::from_chars(text.data(), last, number);
-  if (error != std::errc() || end != last || number == 0) return wrong;
-  if (number > static_cast<uint64_t>(std::numeric_limits<off_t>::max()) >> shift) return wrong;
-  return number << shift;
+  constexpr std::string_view kUnits = "KMGT";
+  const size_t unit = text.empty() ? kUnits.npos : kUnits.find(text.back());
+  if (unit == kUnits.npos) return wrong;
+  const size_t shift = 10 * (unit + 1);
+  const auto number = parse_number<uint64_t>(std::string_view(text).substr(0, text.size() - 1));
+  if (!number || *number == 0 || *number > static_cast<uint64_t>(std::numeric_limits<off_t>::max()) >> shift)
+    return wrong;
+  return *number << shift;
 }
 
 std::string format_size(uint64_t bytes) {

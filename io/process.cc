@@ -15,6 +15,7 @@
 
 #include "io/fd.h"
 #include "io/retry.h"
+#include "io/text.h"
 
 namespace ckptfs::io {
 
@@ -134,17 +135,6 @@ Result<int> wait_for(pid_t pid) {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-std::string trimmed(std::string text) {
-  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
-  return text;
-}
-
-std::string joined(const std::vector<std::string>& words) {
-  std::string result;
-  for (const std::string& word : words) result += (result.empty() ? "" : " ") + word;
-  return result;
-}
-
 }  // namespace
 
 Result<std::string> find_program(const std::string& name) {
@@ -177,10 +167,10 @@ Result<ProcessOutput> run_process(const std::vector<std::string>& arguments, con
 Result<std::string> run_checked(const std::vector<std::string>& arguments) {
   TRY_ASSIGN(ProcessOutput output, run_process(arguments));
   if (output.status == 0) return std::move(output.out);
-  std::string words = trimmed(std::move(output.err));
-  if (words.empty()) words = trimmed(std::move(output.out));
-  return Error(
-      EIO, joined(arguments) + ": exit status " + std::to_string(output.status) + (words.empty() ? "" : ": ") + words);
+  std::string words = trimmed(output.err);
+  if (words.empty()) words = trimmed(output.out);
+  return Error(EIO, joined(arguments, " ") + ": exit status " + std::to_string(output.status) +
+                        (words.empty() ? "" : ": ") + words);
 }
 
 }  // namespace ckptfs::io

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <span>
 #include <utility>
+
+#include "io/text.h"
 
 namespace ckptfs::meta {
 namespace {
@@ -15,18 +16,9 @@ constexpr std::string_view kEarlierPartialSuffix = ".partial";
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-// Reads all of `text` as a decimal number.
-std::optional<uint64_t> decimal(std::string_view text) {
-  uint64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (text.empty() || error != std::errc() || stop != end) return std::nullopt;
-  return value;
-}
-
 std::optional<uint64_t> number_behind(std::string_view name, std::string_view prefix) {
   if (!name.starts_with(prefix)) return std::nullopt;
-  return decimal(name.substr(prefix.size()));
+  return io::parse_number<uint64_t>(name.substr(prefix.size()));
 }
 
 // Before the number of a step: of those that hold folders with such names themselves, and of the others.
@@ -126,13 +118,14 @@ std::optional<uint64_t> step_number(std::string_view name) {
   const size_t at = name.rfind("step=");
   if (name.starts_with("epoch=") && at != name.npos) {
     const std::string_view rest = name.substr(at + 5);
-    return decimal(rest.substr(0, static_cast<size_t>(std::ranges::find_if_not(rest, is_digit) - rest.begin())));
+    return io::parse_number<uint64_t>(
+        rest.substr(0, static_cast<size_t>(std::ranges::find_if_not(rest, is_digit) - rest.begin())));
   }
   for (const auto& [begin, key] :
        std::array<std::pair<std::string_view, std::string_view>, 2>{{{"epoch_", "_step_"}, {"ep", "-ba"}}}) {
     const size_t found = name.starts_with(begin) ? name.find(key, begin.size()) : name.npos;
-    if (found != name.npos && decimal(name.substr(begin.size(), found - begin.size())))
-      return decimal(name.substr(found + key.size()));
+    if (found != name.npos && io::parse_number<uint64_t>(name.substr(begin.size(), found - begin.size())))
+      return io::parse_number<uint64_t>(name.substr(found + key.size()));
   }
   return std::nullopt;
 }
@@ -146,7 +139,7 @@ std::optional<uint64_t> last_number_in(std::string_view name) {
   while (!name.empty() && !is_digit(name.back())) name.remove_suffix(1);
   size_t begin = name.size();
   while (begin > 0 && is_digit(name[begin - 1])) --begin;
-  return decimal(name.substr(begin));
+  return io::parse_number<uint64_t>(name.substr(begin));
 }
 
 }  // namespace ckptfs::meta

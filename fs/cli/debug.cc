@@ -21,6 +21,7 @@
 #include "fs/cli/system.h"
 #include "io/fd.h"
 #include "io/process.h"
+#include "io/text.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -56,10 +57,8 @@ class Bundle {
     out_ << "==== " << title << "\n" << (text ? text.value() : text.error().message()) << "\n\n";
   }
   void add_output(const Words& words) {
-    std::string title;
-    for (const std::string& word : words) title += (title.empty() ? "" : " ") + word;
     const auto done = io::run_process(words);
-    add(title, done ? Result<std::string>(done.value().out + done.value().err) : done.error());
+    add(io::joined(words, " "), done ? Result<std::string>(done.value().out + done.value().err) : done.error());
   }
   void add_file(const std::string& path) { add(path, read_text(path)); }
   void add_own(const std::string& self, const Words& words) {

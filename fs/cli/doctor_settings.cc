@@ -19,6 +19,7 @@
 #include "fs/cli/limited_call.h"
 #include "fs/cli/mount_options.h"
 #include "fs/cli/system.h"
+#include "io/text.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -76,12 +77,6 @@ Check check_entry(const mntent& entry) {
   return check;
 }
 
-std::string trimmed(const std::string& text) {
-  constexpr const char* kBlank = " \t\r";
-  const size_t begin = text.find_first_not_of(kBlank);
-  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
-}
-
 // The option lists of a command line: the word behind each -o.
 std::vector<std::string> option_lists(const std::string& words) {
   std::istringstream stream(words);
@@ -99,13 +94,13 @@ Settings settings_in(const std::string& text) {
   Settings settings;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
-    line = trimmed(line);
+    line = io::trimmed(line);
     const size_t equals = line.find('=');
     if (line.empty() || line[0] == '#' || line[0] == ';' || equals == std::string::npos) continue;
-    const std::string value = trimmed(line.substr(equals + 1));
+    const std::string value = io::trimmed(line.substr(equals + 1));
     const bool quoted =
         value.size() > 1 && (value.front() == '"' || value.front() == '\'') && value.back() == value.front();
-    settings[trimmed(line.substr(0, equals))] = quoted ? value.substr(1, value.size() - 2) : value;
+    settings[io::trimmed(line.substr(0, equals))] = quoted ? value.substr(1, value.size() - 2) : value;
   }
   return settings;
 }

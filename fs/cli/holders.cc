@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <functional>
@@ -12,6 +11,7 @@
 #include <sstream>
 
 #include "fs/cli/system.h"
+#include "io/text.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -70,18 +70,11 @@ std::vector<std::pair<std::string, std::string>> held_by(const files::path& proc
   return held;
 }
 
-std::optional<pid_t> process_number(const std::string& name) {
-  pid_t pid = 0;
-  const auto parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
-  if (parsed.ec != std::errc() || parsed.ptr != name.data() + name.size()) return std::nullopt;
-  return pid;
-}
-
 // Calls `visit` with each process's number and folder in /proc, until it returns false.
 void for_each_process(const std::function<bool(pid_t, const files::path&)>& visit) {
   std::error_code error;
   for (files::directory_iterator entry("/proc", error), end; !error && entry != end; entry.increment(error)) {
-    const auto pid = process_number(entry->path().filename().string());
+    const auto pid = io::parse_number<pid_t>(entry->path().filename().string());
     if (pid && !visit(*pid, entry->path())) return;
   }
 }

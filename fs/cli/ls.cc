@@ -11,6 +11,7 @@
 #include "fs/cli/format.h"
 #include "fs/cli/step_states.h"
 #include "fs/cli/system.h"
+#include "io/text.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -101,11 +102,7 @@ constexpr const char* kFields[] = {"series", "tag",       "number", "state", "re
                                    "bytes",  "exclusive", "shared", "mtime", "completed", "saved", "owner", "sealed",
                                    "pinned", "metric",    "stays",  "by",    "remote",    "path"};
 
-std::string all_fields() {
-  std::string names;
-  for (const char* const field : kFields) names += (names.empty() ? "" : ",") + std::string(field);
-  return names;
-}
+std::string all_fields() { return io::joined(kFields, ","); }
 
 struct LsArguments {
   std::string path;
@@ -128,9 +125,7 @@ std::string plain(const json& value) {
 void print_columns(const json& steps, LsArguments arguments) {
   if (arguments.columns.empty())
     arguments.columns = {"tag", "number", "state", "kind", "files", "bytes", "exclusive", "by"};
-  std::string header;
-  for (const std::string& column : arguments.columns) header += (header.empty() ? "" : "\t") + column;
-  if (!arguments.no_header) std::printf("%s\n", header.c_str());
+  if (!arguments.no_header) std::printf("%s\n", io::joined(arguments.columns, "\t").c_str());
   for (const json& step : steps) {
     std::string line;
     for (const std::string& column : arguments.columns) {

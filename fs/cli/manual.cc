@@ -6,6 +6,7 @@
 
 #include "fs/cli/command_line.h"
 #include "fs/cli/system.h"
+#include "io/text.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -24,8 +25,7 @@ constexpr const char* kFoundDamage = "damage was found by fsck, remote verify, s
 
 // "-f, --foreground", "--image VALUE", "STORE"
 std::string shown(const OptionOutline& option) {
-  std::string text;
-  for (const std::string& name : option.names) text += (text.empty() ? "" : ", ") + name;
+  std::string text = io::joined(option.names);
   if (!option.argument.empty()) text += (text.empty() ? "" : " ") + option.argument;
   return text;
 }

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <filesystem>
 #include <sstream>
 
 #include "fs/control/http_server.h"
 #include "io/duration.h"
+#include "io/text.h"
 
 namespace ckptfs::fs::cli {
 
@@ -30,10 +30,8 @@ Error bad(const std::string& option) {
 }
 
 Result<uint32_t> number(const std::string& option, const std::string& text) {
-  uint32_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return bad(option);
-  return value;
+  const auto value = io::parse_number<uint32_t>(text);
+  return value ? Result<uint32_t>(*value) : bad(option);
 }
 
 Result<unsigned> seconds(const std::string& option, const std::string& text) {

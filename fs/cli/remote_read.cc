@@ -2,7 +2,6 @@
 #include <sys/stat.h>
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -17,6 +16,7 @@
 #include "fs/cli/remote_reading.h"
 #include "fs/cli/system.h"
 #include "io/host.h"
+#include "io/text.h"
 #include "meta/remote/commit.h"
 #include "meta/remote/remote_step.h"
 
@@ -81,14 +81,11 @@ struct VerifyArguments {
 
 // "5%" -> 0.05
 Result<double> parse_share(const std::string& text) {
-  double percent = 0;
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, percent);
-  const bool whole = rest == end || (rest + 1 == end && *rest == '%');
-  if (error != std::errc() || !whole || !(percent > 0 && percent <= 100)) {
+  const auto percent = io::parse_number<double>(text.substr(0, text.size() - (text.ends_with('%') ? 1 : 0)));
+  if (!percent || !(*percent > 0 && *percent <= 100)) {
     return Error(EINVAL, "--sample " + text + ": it takes a share above 0% and up to 100%, as in 5%");
   }
-  return percent / 100;
+  return *percent / 100;
 }
 
 struct ToVerify {

@@ -15,6 +15,7 @@
 #include "fs/cli/remote_reading.h"
 #include "fs/cli/system.h"
 #include "io/host.h"
+#include "io/text.h"
 #include "meta/remote/commit.h"
 #include "meta/remote/look.h"
 #include "meta/remote/remote_facts.h"
@@ -168,8 +169,7 @@ void print_policy_of_remote(const PolicyReport& report, const std::string& url, 
   const std::string by = report.rules.n == 0 || dry_run ? "" : " (set on " + report.rules.host + ")";
   std::printf("%s: %s\nrules: %s%s\n", printable(url).c_str(), counted(report.steps.size(), "step").c_str(),
               rules_text(report.rules.rules).c_str(), printable(by).c_str());
-  std::string pins;
-  for (const std::string& pin : report.rules.rules.pins) pins += (pins.empty() ? "" : ", ") + pin;
+  const std::string pins = io::joined(report.rules.rules.pins);
   if (!pins.empty()) std::printf("pinned: %s\n", printable(pins).c_str());
   if (report.look) {
     std::printf("The collector ran last %s ago, on %s.\n",

@@ -2,7 +2,6 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <charconv>
 #include <cstdio>
 #include <ctime>
 #include <memory>
@@ -16,6 +15,7 @@
 #include "fs/cli/system.h"
 #include "fs/remote/remote_settings.h"
 #include "io/image_file.h"
+#include "io/text.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -35,13 +35,10 @@ Result<std::pair<uint32_t, uint32_t>> parse_slot(const std::string& text) {
   const Error wrong(EINVAL, "--slot: '" + text + "' is none; a slot is I/N: 0/2 and 1/2 for two nodes");
   const size_t slash = text.find('/');
   if (slash == std::string::npos) return wrong;
-  uint32_t slot = 0, slots = 0;
-  const char* const begin = text.data();
-  const auto first = std::from_chars(begin, begin + slash, slot);
-  const auto second = std::from_chars(begin + slash + 1, begin + text.size(), slots);
-  const bool whole = first.ptr == begin + slash && second.ptr == begin + text.size();
-  if (!whole || first.ec != std::errc() || second.ec != std::errc() || slot >= slots) return wrong;
-  return std::pair(slot, slots);
+  const auto slot = io::parse_number<uint32_t>(text.substr(0, slash));
+  const auto slots = io::parse_number<uint32_t>(text.substr(slash + 1));
+  if (!slot || !slots || *slot >= *slots) return wrong;
+  return std::pair(*slot, *slots);
 }
 
 // The daemon looks for the file from a folder of its own.

@@ -14,6 +14,7 @@
 #include "fs/cli/system.h"
 #include "fs/cli/timing.h"
 #include "io/json.h"
+#include "io/text.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -54,12 +55,6 @@ std::string shape_of(const json& tensor) {
   return "[" + text + "]";
 }
 
-std::string joined(const std::set<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
-  return text;
-}
-
 // All states of one parameter.
 struct Row {
   std::string ds_id, shape;
@@ -84,7 +79,12 @@ std::string tensors_table(const json& tensors) {
   Table table({{"DS_ID", Align::right}, {"TENSOR"}, {"SHAPE"}, {"DTYPE"}, {"STATES"}, {"BYTES", Align::right}});
   for (const std::string& name : order) {
     const Row& row = rows.at(name);
-    table.add({{row.ds_id}, {name}, {row.shape}, {joined(row.dtypes)}, {joined(row.states)}, {human_size(row.bytes)}});
+    table.add({{row.ds_id},
+               {name},
+               {row.shape},
+               {io::joined(row.dtypes)},
+               {io::joined(row.states)},
+               {human_size(row.bytes)}});
   }
   return table.text(stdout_is_terminal());
 }

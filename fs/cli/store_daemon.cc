@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -17,6 +16,7 @@
 #include "fs/cli/system.h"
 #include "io/fuse_connection.h"
 #include "io/image_file.h"
+#include "io/text.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -66,10 +66,10 @@ std::vector<std::string> names_in(const std::string& folder) {
 std::vector<pid_t> killed_daemons() {
   std::vector<pid_t> found;
   for (const std::string& name : names_in("/proc")) {
-    pid_t pid = 0;
-    if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc()) continue;
+    const auto pid = io::parse_number<pid_t>(name);
+    if (!pid) continue;
     const auto command = read_text("/proc/" + name + "/comm");
-    if (command && command.value().starts_with("ckptfs") && was_killed(pid)) found.push_back(pid);
+    if (command && command.value().starts_with("ckptfs") && was_killed(*pid)) found.push_back(*pid);
   }
   return found;
 }

@@ -4,7 +4,6 @@
 #include <boost/asio.hpp>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
-#include <charconv>
 #include <future>
 #include <map>
 #include <optional>
@@ -14,6 +13,7 @@
 #include <utility>
 
 #include "io/log.h"
+#include "io/text.h"
 
 namespace ckptfs::fs {
 namespace {
@@ -37,12 +37,11 @@ Result<tcp::endpoint> endpoint_of(const std::string& address) {
   if (colon == std::string::npos || colon == 0) return bad;
   std::string host = address.substr(0, colon);
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  uint16_t port = 0;
-  const auto [end, wrong] = std::from_chars(address.data() + colon + 1, address.data() + address.size(), port);
+  const auto port = io::parse_number<uint16_t>(address.substr(colon + 1));
   error_code error;
   const auto ip = asio::ip::make_address(host, error);
-  if (error || wrong != std::errc() || end != address.data() + address.size()) return bad;
-  return tcp::endpoint(ip, port);
+  if (error || !port) return bad;
+  return tcp::endpoint(ip, *port);
 }
 
 std::string text_of(const tcp::endpoint& endpoint) {

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <string_view>
 
 #include "fs/remote_mount/attributes.h"
 #include "fs/remote_mount/operations.h"
 #include "fs/remote_mount/request.h"
+#include "io/text.h"
 #include "meta/names.h"
 #include "meta/tree/access.h"
 
@@ -22,12 +22,9 @@ using views::View;
 
 // "@3"
 std::optional<uint32_t> slot_named(const Parts& parts, std::string_view name) {
-  uint32_t slot = 0;
-  if (!name.starts_with('@')) return std::nullopt;
-  const char* const end = name.data() + name.size();
-  const auto [rest, error] = std::from_chars(name.data() + 1, end, slot);
-  const bool whole = error == std::errc() && rest == end && "@" + std::to_string(slot) == name;
-  return whole && slot < std::min(parts.facts.slots, kMostSlots) ? std::optional(slot) : std::nullopt;
+  const auto slot = name.starts_with('@') ? io::parse_number<uint32_t>(name.substr(1)) : std::nullopt;
+  const bool fits = slot && "@" + std::to_string(*slot) == name && *slot < std::min(parts.facts.slots, kMostSlots);
+  return fits ? slot : std::nullopt;
 }
 
 // Where the steps of a folder that has steps lie.

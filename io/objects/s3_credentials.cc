@@ -12,6 +12,7 @@
 #include "io/log.h"
 #include "io/printable.h"
 #include "io/process.h"
+#include "io/text.h"
 
 namespace ckptfs::io {
 namespace {
@@ -25,12 +26,6 @@ constexpr std::chrono::seconds kProcessPatience{30};
 constexpr int kTimedOut = 124;                           // exit status of timeout(1)
 constexpr std::chrono::milliseconds kBetweenLooks{100};  // between two looks whether to go on waiting
 constexpr size_t kLongestOutput = size_t{64} << 10;      // of a credential_process
-
-std::string trimmed(std::string_view text) {
-  const size_t begin = text.find_first_not_of(" \t\r\n");
-  if (begin == std::string_view::npos) return {};
-  return std::string(text.substr(begin, text.find_last_not_of(" \t\r\n") - begin + 1));
-}
 
 std::string file_of(const char* name, const char* in_home) {
   const std::string given = aws_variable(name);

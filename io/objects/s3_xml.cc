@@ -7,6 +7,8 @@
 #include <functional>
 #include <memory>
 
+#include "io/text.h"
+
 namespace ckptfs::io {
 namespace {
 
@@ -97,11 +99,6 @@ std::chrono::system_clock::time_point time_of(const std::string& text) {
   return std::chrono::system_clock::from_time_t(::timegm(&parts));
 }
 
-bool is_number(const std::string& text, uint64_t& number) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return error == std::errc() && end == text.data() + text.size();
-}
-
 }  // namespace
 
 Result<ObjectPage> read_s3_list(std::string_view xml) {
@@ -112,7 +109,11 @@ Result<ObjectPage> read_s3_list(std::string_view xml) {
   Reader reader([&](const std::string& path, const std::string& text) {
     constexpr std::string_view kContents = "/ListBucketResult/Contents";
     if (path == "/ListBucketResult/Contents/Key") object.key = text;
-    if (path == "/ListBucketResult/Contents/Size") wrong = wrong || !is_number(text, object.size);
+    if (path == "/ListBucketResult/Contents/Size") {
+      const auto size = parse_number<uint64_t>(text);
+      wrong = wrong || !size;
+      object.size = size.value_or(0);
+    }
     if (path == "/ListBucketResult/Contents/LastModified") object.changed = time_of(text);
     if (path == "/ListBucketResult/IsTruncated") truncated = text;
     if (path == "/ListBucketResult/EncodingType") encoding = text;

@@ -7,6 +7,8 @@
 #include <span>
 #include <utility>
 
+#include "io/text.h"
+
 namespace ckptfs::meta::formats {
 namespace {
 
@@ -43,12 +45,6 @@ std::optional<State> megatron_state_of(std::string_view name) {
   return State{std::string(name.substr(dot + 1)), std::string(known->second)};
 }
 
-std::string joined(const Keys& keys, size_t from, size_t to) {
-  std::string name;
-  for (size_t at = from; at < to; ++at) name += (at == from ? "" : ".") + keys[at];
-  return name;
-}
-
 // "optim", "optimizer_0"
 bool is_optimizer_key(std::string_view key) {
   const size_t end = key.find_last_not_of("0123456789");
@@ -67,7 +63,8 @@ std::optional<State> split_at_last_dot(std::string_view text) {
 std::optional<State> state_of(const Keys& keys) {
   constexpr std::string_view key = "state", prefix = "state.";
   for (size_t at = 0; at + 2 < keys.size(); ++at) {
-    if (keys[at] == key) return State{joined(keys, at + 1, keys.size() - 1), keys.back()};
+    if (keys[at] == key)
+      return State{io::joined(std::span(keys).subspan(at + 1).first(keys.size() - at - 2), "."), keys.back()};
   }
   const std::string_view last = keys.back();
   if (last.starts_with(prefix)) return split_at_last_dot(last.substr(prefix.size()));
@@ -138,7 +135,7 @@ class Sorted {
     if (is_of_megatrons_optimizer(keys)) return std::nullopt;
     if (model_key_.empty()) return keys.size() == 1 ? std::optional(keys.front()) : std::nullopt;
     if (keys.size() < 2 || keys.front() != model_key_) return std::nullopt;
-    std::string name = joined(keys, 1, keys.size());
+    std::string name = io::joined(std::span(keys).subspan(1), ".");
     if (name.starts_with(wrapper_)) name.erase(0, wrapper_.size());
     return name;
   }
@@ -183,7 +180,7 @@ class Sorted {
     } else if (weight_name(one.keys)) {
       add_weight(std::move(one));
     } else {
-      std::string name = joined(one.keys, 0, one.keys.size());
+      std::string name = io::joined(one.keys, ".");
       if (known_.contains(name)) name.insert(0, one.folder);
       const auto kind = is_for_resume(one.keys) ? Parameter::Kind::resume : Parameter::Kind::other;
       add(name, kind, kOther, std::move(one.tensor));

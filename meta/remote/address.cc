@@ -3,9 +3,9 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 
 #include "io/printable.h"
+#include "io/text.h"
 
 namespace ckptfs::meta::remote {
 namespace {
@@ -14,11 +14,7 @@ constexpr std::string_view kS3Scheme = "s3://", kFolderScheme = "file://";
 
 // "@1" -> 1
 std::optional<uint32_t> slot_of_name(std::string_view name) {
-  uint32_t slot = 0;
-  if (!name.starts_with('@')) return std::nullopt;
-  const auto [end, error] = std::from_chars(name.data() + 1, name.data() + name.size(), slot);
-  const bool whole = error == std::errc() && end == name.data() + name.size();
-  return whole ? std::optional(slot) : std::nullopt;
+  return name.starts_with('@') ? io::parse_number<uint32_t>(name.substr(1)) : std::nullopt;
 }
 
 }  // namespace

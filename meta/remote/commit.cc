@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <nlohmann/json.hpp>
 #include <tuple>
 #include <utility>
 
 #include "io/json.h"
 #include "io/printable.h"
+#include "io/text.h"
 #include "meta/names.h"
 #include "meta/remote/json_fields.h"
 
@@ -156,10 +156,9 @@ std::optional<std::pair<std::string, uint64_t>> parse_step_name(const std::strin
   if (!check_tag(tag)) return std::nullopt;
   if (tilde == std::string::npos) return std::pair(tag, uint64_t{1});
   const std::string digits = name.substr(tilde + 1);
-  uint64_t ordinal = 0;
-  std::from_chars(digits.data(), digits.data() + digits.size(), ordinal);
-  if (ordinal < 2 || std::to_string(ordinal) != digits) return std::nullopt;
-  return std::pair(tag, ordinal);
+  const auto ordinal = io::parse_number<uint64_t>(digits);
+  if (!ordinal || *ordinal < 2 || std::to_string(*ordinal) != digits) return std::nullopt;
+  return std::pair(tag, *ordinal);
 }
 
 }  // namespace

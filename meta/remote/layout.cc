@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <random>
 #include <tuple>
 #include <utility>
 
 #include "io/objects/object_store.h"
 #include "io/printable.h"
+#include "io/text.h"
 
 namespace ckptfs::meta::remote {
 namespace {
@@ -21,10 +21,8 @@ constexpr size_t kLongestTag = 230;  // a file name has room for "~" and the num
 // A number as it is written here: decimal, and nothing before it.
 template <class Number>
 std::optional<Number> parse_number(std::string_view text) {
-  Number number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  return whole && std::to_string(number) == text ? std::optional(number) : std::nullopt;
+  const auto number = io::parse_number<Number>(text);
+  return number && std::to_string(*number) == text ? number : std::nullopt;
 }
 
 bool is_id(std::string_view text) {

@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "io/json.h"
 #include "io/printable.h"
+#include "io/text.h"
 #include "meta/remote/json_fields.h"
 
 namespace ckptfs::meta::remote {
@@ -248,13 +248,12 @@ std::string text_of(const PartHeader& header) {
 Result<std::optional<TextHeader>> parse_begin(std::string_view text) {
   const size_t end = text.find('\n');
   const std::string_view first = text.substr(0, std::min(end, kLongestMagic));
-  uint64_t version = 0;
   const std::string_view digits = first.substr(std::min(kMagic.size(), first.size()));
-  const auto [rest, error] = std::from_chars(digits.data(), digits.data() + digits.size(), version);
-  if (!first.starts_with(kMagic) || error != std::errc() || rest != first.data() + first.size()) {
+  const auto version = io::parse_number<uint64_t>(digits);
+  if (!first.starts_with(kMagic) || !version) {
     return Error(EBADMSG, "it is no part of a step: it does not begin with \"ckptfs part 1\"");
   }
-  TRY(check_version(version));
+  TRY(check_version(*version));
   if (digits != std::to_string(kVersion)) return Error(EBADMSG, "its version is written in another way");
   if (end == std::string_view::npos) return std::optional<TextHeader>();
   const size_t last = text.find('\n', end + 1);

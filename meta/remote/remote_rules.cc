@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "io/fault.h"
 #include "io/json.h"
 #include "io/printable.h"
+#include "io/text.h"
 #include "meta/names.h"
 #include "meta/remote/json_fields.h"
 #include "meta/remote/layout.h"
@@ -31,10 +31,8 @@ constexpr io::JsonBounds kRulesBounds{.bytes = kMostRulesBytes, .values = 1 << 1
 constexpr int kMostTries = 16;  // of change_rules()
 
 Result<uint64_t> parse_rule_count(const char* rule, const std::string& text) {
-  uint64_t count = 0;
-  const char* const end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, count);
-  if (error == std::errc() && rest == end && count > 0) return count;
+  const auto count = io::parse_number<uint64_t>(text);
+  if (count && *count > 0) return *count;
   return Error(
       EINVAL, fmt::format("{}: '{}' is no value for it; it takes a whole number from 1 up", rule, io::printable(text)));
 }

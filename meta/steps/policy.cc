@@ -1,12 +1,12 @@
 #include "meta/steps/policy.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <sstream>
 
 #include "io/duration.h"
 #include "io/image_file.h"
+#include "io/text.h"
 #include "meta/names.h"
 #include "meta/time.h"
 #include "meta/tree/step_detection.h"
@@ -16,14 +16,8 @@ namespace {
 
 constexpr const char* kPolicyXattr = "user.ckptfs.policy";
 
-std::optional<uint64_t> number_in(std::string_view text) {
-  uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return error == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
-}
-
 std::optional<uint64_t> parse_count(const std::string& text) {
-  const auto count = number_in(text);
+  const auto count = io::parse_number<uint64_t>(text);
   return count && *count > 0 ? count : std::nullopt;
 }
 
@@ -118,7 +112,7 @@ constexpr std::array<Rule, 16> kRules{{
      "the path of a file in the step that is written last, `quiet`, or a file that names the newest step: "
      "latest, latest_universal or latest_checkpointed_iteration.txt"},
     {"push", set_member<&Policy::push, parse_push>, "quiet or manual"},
-    {"hold_unpushed", set_member<&Policy::hold_unpushed, number_in>, "a whole number"},
+    {"hold_unpushed", set_member<&Policy::hold_unpushed, io::parse_number<uint64_t>>, "a whole number"},
 }};
 
 const Rule* find_rule(std::string_view name) {
@@ -165,7 +159,7 @@ Result<SeriesPolicy> decode(const std::string& text) {
     if (space == std::string::npos) return damaged;
     const std::string kind = line.substr(0, space), rest = line.substr(space + 1);
     if (kind == "changed" || kind == "left_alone") {
-      const auto time = number_in(rest);
+      const auto time = io::parse_number<uint64_t>(rest);
       if (!time) return damaged;
       const timespec when = to_timespec(WallTime(std::chrono::nanoseconds(*time)));
       if (kind == "changed") policy.changed = when;
@@ -238,10 +232,8 @@ Result<Policy> parse_policy(const PolicyText& text) {
 }
 
 std::optional<double> parse_metric(const std::string& text) {
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool whole = error == std::errc() && end == text.data() + text.size() && std::isfinite(number);
-  return whole ? std::optional(number) : std::nullopt;
+  const auto number = io::parse_number<double>(text);
+  return number && std::isfinite(*number) ? number : std::nullopt;
 }
 
 Result<> set_control_xattr(Store& store, InodeNumber inode, const std::string& name, const std::string& value) {

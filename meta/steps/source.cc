@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <tuple>
 
+#include "io/text.h"
 #include "meta/tree/step_detection.h"
 
 namespace ckptfs::meta {
@@ -102,8 +102,7 @@ Result<InodeNumber> save_source(Store& store, InodeNumber series, const Credenti
   TRY(check_series(tree, series));
   const auto set = store.index().xattr(series, kSourceXattr);
   if (set) {
-    InodeNumber source = 0;
-    std::from_chars(set.value().data(), set.value().data() + set.value().size(), source);
+    const auto source = io::parse_number<InodeNumber>(set.value()).value_or(0);
     const auto record = tree.inode(source);
     if (!record || record.value().nlink == 0) {
       return Error(ENOENT, tree.path_of(series) + ": its source is gone; set user.ckptfs.source anew");

@@ -126,7 +126,7 @@ Result<std::unique_ptr<Checkpoint>> Checkpoint::open(const std::string& path, co
     TRY(files.open(0));
     found->add_items(meta::formats::read_safetensors(files, 0, map));
   } else if (const auto added = found->add_storages(); !added) {
-    return Error(added.error().errno_value(), path + ": " + added.error().message());
+    return with_name(path, added.error());
   }
   TRY(found->source_->check_fetched());
   if (!found->items_.empty() || (!step && found->problems_.empty())) return found;

@@ -218,7 +218,7 @@ Result<> FileSave::prepare(Stream stream) {
   if (auto room = io::allocate(file_.get(), size_); !room) {
     if (::ftruncate(file_.get(), 0) != 0)
       log::warn("{}", last_error(path_ + ": its space is not given back").message());
-    return Error(room.error().errno_value(), path_ + ": " + room.error().message());
+    return with_name(path_, room.error());
   }
   if (!set_direct_io(file_.get()))
     log::info("{}: O_DIRECT is not to be had; it is written through the page cache", path_);
@@ -280,8 +280,7 @@ void FileSave::note_copied() {
 
 void FileSave::end(Result<> outcome) {
   const io::MutexLock lock(mutex_);
-  if (!outcome) outcome = Error(outcome.error().errno_value(), path_ + ": " + outcome.error().message());
-  outcome_.emplace(std::move(outcome));
+  outcome_.emplace(with_name(path_, std::move(outcome)));
   changed_.notify_all();
 }
 

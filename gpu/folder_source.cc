@@ -65,7 +65,7 @@ Result<> FolderSource::find_digests() {
     if (!meta::formats::is_manifest_name(list[file].path)) continue;
     TRY_ASSIGN(const std::string text, files_.read(file, meta::formats::kMostManifest));
     auto manifest = meta::formats::parse_manifest(text);
-    if (!manifest) return Error(manifest.error().errno_value(), files_.path(file) + ": " + manifest.error().message());
+    if (!manifest) return with_name(files_.path(file), manifest.error());
     for (const auto& [path, size] : manifest.value().files) {
       const auto digests = manifest.value().digests.find(path);
       const auto place = places.find(path);

@@ -132,7 +132,7 @@ class LoadLane {
     if (!finished.bytes) {
       idle_.push_back(slot);
       const SourceFile& file = job_.files[read.planned->file];
-      return fail(Error(finished.bytes.error().errno_value(), file.path + ": " + finished.bytes.error().message()));
+      return fail(with_name(file.path, finished.bytes.error()));
     }
     if (read.straight) job_.straight += read.planned->end - read.planned->begin;
     if (const auto checked = check(read, finished.bytes.value()); !checked) fail(checked.error());

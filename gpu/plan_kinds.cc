@@ -9,9 +9,7 @@ namespace {
 
 constexpr uint64_t kMostCoordinates = uint64_t{1} << 28;  // of all kinds: 2 GiB
 
-Error of_rank(uint32_t rank, const Error& error) {
-  return Error(error.errno_value(), "rank " + std::to_string(rank) + ": " + error.message());
-}
+Error of_rank(uint32_t rank, const Error& error) { return with_name("rank " + std::to_string(rank), error); }
 
 std::string type_of(meta::formats::Dtype dtype, const meta::formats::Shape& shape) {
   return std::string(meta::formats::safetensors_name(dtype)) + " " + text_of(shape);

@@ -83,8 +83,8 @@ class PlanMaker {
       if (!empty) places_.push_back({box, kind, holding});
     }
     if (elements == 0) return add_empty(tensor);
-    auto cells = cutter().cut(places_, dimensions);
-    if (!cells) return Error(cells.error().errno_value(), whole.name + ": " + cells.error().message());
+    const auto cells = cutter().cut(places_, dimensions);
+    if (!cells) return with_name(whole.name, cells.error());
     uint64_t held = 0;
     for (const Cell& cell : cells.value()) {
       TRY(add(tensor, cell));

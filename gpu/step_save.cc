@@ -144,9 +144,7 @@ Result<> StepSave::add(File file, std::vector<Part> parts, Stream stream) {
   TRY_ASSIGN(io::Fd target, create(path));
   file.not_inherited.emplace(std::vector<int>{target.get()});
   if (mount_) {
-    if (auto room = io::allocate(target.get(), file.size); !room) {
-      return abandoned(path, Error(room.error().errno_value(), path + ": " + room.error().message()));
-    }
+    if (auto room = io::allocate(target.get(), file.size); !room) return abandoned(path, with_name(path, room.error()));
     auto blob = mount_->blob_to_write(path);
     if (blob) {
       file.opened = std::exchange(target, std::move(blob).value());

@@ -39,6 +39,16 @@ using Result = boost::outcome_v2::basic_result<T, Error, boost::outcome_v2::poli
 
 inline auto success() { return boost::outcome_v2::success(); }
 
+// The same error, with the name of what it is about before its words.
+inline Error with_name(const std::string& name, const Error& error) {
+  return Error(error.errno_value(), name + ": " + error.message());
+}
+template <class T>
+Result<T> with_name(const std::string& name, Result<T> result) {
+  if (!result) return with_name(name, result.error());
+  return result;
+}
+
 // There is no such thing, or no more.
 inline bool is_gone(const Error& error) { return error.errno_value() == ENOENT; }
 // None: it is gone. Any other error stays one.

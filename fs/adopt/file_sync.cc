@@ -29,7 +29,7 @@ Result<> FileSync::sync_file(meta::InodeNumber inode) {
   const auto durable = clones_.make_durable(inode, blob.get(), sync);
   const auto done = durable ? sync() : durable;
   if (done) return success();
-  return Error(done.error().errno_value(), tree_.path_of(inode) + ": " + done.error().message());
+  return with_name(tree_.path_of(inode), done.error());
 }
 
 }  // namespace ckptfs::fs

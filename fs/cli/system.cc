@@ -48,7 +48,7 @@ Result<std::string> absolute_path(const std::string& path) {
   auto resolved = call_with_limit([&] { return resolve(absolute); });
   if (resolved) return resolved;
   if (resolved.error().errno_value() == ETIMEDOUT) return absolute.lexically_normal().string();
-  return Error(resolved.error().errno_value(), path + ": " + resolved.error().message());
+  return with_name(path, resolved.error());
 }
 
 int fail(const Error& error) {
@@ -58,7 +58,7 @@ int fail(const Error& error) {
 
 int fail(const std::string& path, const Error& error) {
   const bool named = error.message().find(path) != std::string::npos;
-  return fail(named ? error : Error(error.errno_value(), path + ": " + error.message()));
+  return fail(named ? error : with_name(path, error));
 }
 
 void print_json(const nlohmann::json& value) {

@@ -28,9 +28,7 @@ Result<RankManifest> manifest_at(const std::string& path) {
     return Error(EFBIG, path + ": it is larger than any manifest");
   }
   TRY_ASSIGN(const std::string text, io::read_file(path));
-  auto manifest = meta::formats::parse_manifest(text);
-  if (!manifest) return Error(manifest.error().errno_value(), path + ": " + manifest.error().message());
-  return manifest;
+  return with_name(path, meta::formats::parse_manifest(text));
 }
 
 Result<std::vector<RankManifest>> manifests_of(const std::string& step) {

@@ -85,7 +85,7 @@ Result<meta::InodeNumber> resolve_as(const meta::Tree& tree, const Credentials& 
     TRY(check(tree, who, inode, kSearch, walked));
     auto child = tree.lookup(inode, name);
     walked += (walked.size() > 1 ? "/" : "") + name;
-    if (!child) return Error(child.error().errno_value(), walked + ": " + Error(child.error().errno_value()).message());
+    if (!child) return with_name(walked, Error(child.error().errno_value()));
     inode = child.value().stat.st_ino;
   }
   TRY(check(tree, who, inode, wanted, walked));

@@ -20,9 +20,7 @@ constexpr uint64_t kMostReadOfStep = uint64_t{2} << 30;  // by the readers of fo
 constexpr uint32_t kModeBits = 0777;                     // none that gives a program rights
 constexpr uint32_t kReadBits = 0555;
 
-Error in_step(const CommittedStep& step, const Error& why) {
-  return Error(why.errno_value(), io::printable(step.name()) + ": " + why.message());
-}
+Error in_step(const CommittedStep& step, const Error& why) { return with_name(io::printable(step.name()), why); }
 
 }  // namespace
 

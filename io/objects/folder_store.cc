@@ -127,7 +127,7 @@ Result<std::unique_ptr<ObjectStore>> FolderStore::open(const std::string& folder
 }
 
 Error FolderStore::failed(const std::string& key, const char* what, const Error& why) const {
-  return Error(why.errno_value(), url_ + "/" + key + ": " + what + ": " + why.message());
+  return with_name(url_ + "/" + key + ": " + what, why);
 }
 
 Result<> FolderStore::check_limits(const std::string& key, const RequestLimits& limits) const {

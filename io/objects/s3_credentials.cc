@@ -36,7 +36,7 @@ std::string file_of(const char* name, const char* in_home) {
 Result<bool> add_section(const std::string& path, const std::string& section, AwsProfile& settings) {
   auto text = read_file(path);
   if (!text && (text.error().errno_value() == ENOENT || text.error().errno_value() == ENOTDIR)) return false;
-  if (!text) return Error(text.error().errno_value(), path + ": " + text.error().message());
+  if (!text) return with_name(path, text.error());
   std::istringstream lines(text.value());
   bool inside = false, found = false;
   for (std::string line; std::getline(lines, line);) {

@@ -102,17 +102,15 @@ Result<S3Store::Place> S3Store::place_of(const std::string& bucket, const S3Sett
 
 Result<HttpAnswer> S3Store::ask(const std::string& method, const std::string& path, const Texts& query, Texts headers,
                                 HttpRequest request, const std::string& name, const RequestLimits& limits) {
-  auto credentials = credentials_.get(limits);
-  if (!credentials) return Error(credentials.error().errno_value(), name + ": " + credentials.error().message());
+  TRY_ASSIGN(const S3Credentials credentials, with_name(name, credentials_.get(limits)));
   const auto now = SystemClock::now() + std::chrono::seconds(clock_offset_.load(std::memory_order_relaxed));
   request.method = method;
   request.url = place_.origin + path + (query.empty() ? "" : "?" + query_text(query));
   request.headers =
-      signed_headers({method, place_.host, path, query, std::move(headers)}, credentials.value(), place_.region, now);
+      signed_headers({method, place_.host, path, query, std::move(headers)}, credentials, place_.region, now);
   auto answer = http_.send(request, limits);
   if (!answer && answer.error().errno_value() == ECANCELED) return answer;
-  if (!answer) return Error(answer.error().errno_value(), name + ": " + answer.error().message());
-  return answer;
+  return with_name(name, std::move(answer));
 }
 
 Error S3Store::error_of(const HttpAnswer& answer, const std::string& name) {
@@ -231,7 +229,7 @@ Result<ObjectPage> S3Store::list(const std::string& prefix, const std::string& t
   TRY_ASSIGN(const HttpAnswer answer, ask("GET", place_.path, query, {}, request, name, limits));
   if (answer.status / 100 != 2) return error_of(answer, name);
   auto page = answer.cut ? Error(EPROTO, "the list is too long") : read_s3_list(answer.text);
-  if (!page) return Error(page.error().errno_value(), name + ": " + place_.host + ": " + page.error().message());
+  if (!page) return with_name(name + ": " + place_.host, page.error());
   for (ObjectInfo& object : page.value().objects) {
     if (!object.key.starts_with(prefix_ + prefix)) {
       return Error(EPROTO, name + ": " + place_.host + " lists " + printable(object.key) + ", which is not asked for");

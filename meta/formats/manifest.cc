@@ -243,9 +243,7 @@ std::string manifest_text(const RankManifest& manifest) {
 
 Result<RankManifest> parse_manifest(const std::string& text) {
   ManifestReader reader;
-  if (const auto read = io::read_json(text, kManifestBounds, reader); !read) {
-    return Error(read.error().errno_value(), "no manifest: " + read.error().message());
-  }
+  TRY(with_name("no manifest", io::read_json(text, kManifestBounds, reader)));
   return reader.take();
 }
 

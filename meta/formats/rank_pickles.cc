@@ -142,9 +142,7 @@ class FolderModel {
         const auto name = short_text(key);
         if (!name) return problem(index, not_read("a tensor whose name is none"));
         const auto added = add(index, file.value(), std::string(*name), value);
-        if (!added)
-          return problem(index,
-                         Error(added.error().errno_value(), std::string(*name) + ": " + added.error().message()));
+        if (!added) return problem(index, with_name(std::string(*name), added.error()));
       }
     }
     ranks_ = static_cast<uint32_t>(indices.size());

@@ -53,7 +53,7 @@ class Log {
     const uint64_t covered = end();
     const auto synced = io::fdatasync_fd(fd_.get());
     lost_ = !synced;
-    if (!synced) return Error(synced.error().errno_value(), "sync " + path_ + ": " + synced.error().message());
+    if (!synced) return with_name("sync " + path_, synced.error());
     const io::MutexLock lock(mutex_);
     unsynced_.erase(0, unsynced_.size() - (end_ - covered));
     return success();

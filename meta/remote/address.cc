@@ -62,9 +62,7 @@ Result<> check_folder_of(const std::string& url) {
   const std::string folder = url.substr(kFolderScheme.size());
   if (!folder.starts_with('/') || ::access(folder.c_str(), F_OK) == 0) return success();
   const Error why = last_error();
-  if (why.errno_value() != ENOENT && why.errno_value() != ENOTDIR) {
-    return Error(why.errno_value(), folder + ": " + why.message());
-  }
+  if (why.errno_value() != ENOENT && why.errno_value() != ENOTDIR) return with_name(folder, why);
   return Error(ENOENT, "there is no folder " + folder + ": mount its file system, or make the folder if it is to be " +
                            "a new remote");
 }

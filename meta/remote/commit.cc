@@ -209,22 +209,12 @@ std::string text_of(const Commit& commit) {
   return text;
 }
 
-Result<Vote> parse_vote(const std::string& text, const std::string& key) {
-  auto vote = vote_of(text);
-  if (!vote) return error_in(key, vote.error());
-  return vote;
-}
+Result<Vote> parse_vote(const std::string& text, const std::string& key) { return with_name(key, vote_of(text)); }
 
-Result<Commit> parse_commit(const std::string& text, const std::string& key) {
-  auto commit = commit_of(text);
-  if (!commit) return error_in(key, commit.error());
-  return commit;
-}
+Result<Commit> parse_commit(const std::string& text, const std::string& key) { return with_name(key, commit_of(text)); }
 
 Result<Void> parse_void(const std::string& text, const std::string& tag, const std::string& key) {
-  auto nothing = void_of(text, tag);
-  if (!nothing) return error_in(key, nothing.error());
-  return nothing;
+  return with_name(key, void_of(text, tag));
 }
 
 uint64_t CommittedStep::number() const { return last_number_in(decision.tag).value_or(0); }
@@ -290,7 +280,7 @@ Result<Commit> fetch_commit(io::ObjectStore& store, const DecisionName& decision
   const std::string key = step_key(decision), object = store.url() + "/" + key;
   TRY_ASSIGN(const std::string text, io::get_text(store, key, kMostCommitBytes, limits));
   TRY_ASSIGN(Commit commit, parse_commit(text, object));
-  if (commit.name != decision) return error_in(object, Error(EBADMSG, "it is the commit of another step or number"));
+  if (commit.name != decision) return with_name(object, Error(EBADMSG, "it is the commit of another step or number"));
   return commit;
 }
 

@@ -96,8 +96,4 @@ Result<PushName> push_field(const json& object, const char* name) {
   return std::move(*push);
 }
 
-Error error_in(const std::string& object, const Error& why) {
-  return Error(why.errno_value(), object + ": " + why.message());
-}
-
 }  // namespace ckptfs::meta::remote

@@ -32,7 +32,4 @@ Result<std::vector<std::string>> texts_field(const nlohmann::json& object, const
 Result<io::Digest> digest_field(const nlohmann::json& object, const char* name);
 Result<PushName> push_field(const nlohmann::json& object, const char* name);
 
-// The same error, with the name of the object before its words.
-Error error_in(const std::string& object, const Error& why);
-
 }  // namespace ckptfs::meta::remote

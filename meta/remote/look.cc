@@ -127,9 +127,7 @@ std::string text_of(const Look& look) {
 }
 
 Result<Look> parse_look(const std::string& text, uint64_t n, const std::string& key) {
-  auto look = look_of(text, n);
-  if (!look) return error_in(key, look.error());
-  return look;
+  return with_name(key, look_of(text, n));
 }
 
 Result<Look> fetch_look(io::ObjectStore& store, uint64_t n, const io::RequestLimits& limits) {

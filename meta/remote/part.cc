@@ -149,7 +149,7 @@ Result<> Part::read_entries(uint64_t begin) {
   for (uint64_t number = 0; number < header_.entries; ++number) {
     TRY_ASSIGN(const std::string_view line, lines.next());
     auto parsed = parse_entry(line);
-    if (!parsed) return error_in(fmt::format("entry {}", number), parsed.error());
+    if (!parsed) return with_name(fmt::format("entry {}", number), parsed.error());
     Entry entry = std::move(parsed).value();
     TRY(check_entry(entry));
     entry.first_chunk = chunks;
@@ -190,7 +190,7 @@ Result<> Part::check_chunks() const {
       for (size_t i = 0; i < some.size(); ++i) {
         const uint64_t bytes = std::min(kChunkBytes, entry.size - (at + i) * kChunkBytes);
         if (auto checked = check_chunk(some[i], bytes, header_); !checked) {
-          return error_in(fmt::format("{}: chunk {}", io::printable(entry.path), at + i), checked.error());
+          return with_name(fmt::format("{}: chunk {}", io::printable(entry.path), at + i), checked.error());
         }
         content.add_chunk(some[i].digest);
       }
@@ -320,9 +320,8 @@ Result<Part> fetch_part(io::ObjectStore& store, const PushName& push, const std:
   TRY_ASSIGN(io::Fd file, nameless_file(folder));
   TRY_ASSIGN(const io::Digest digest, fetch_into(store, key, file.get(), limits));
   if (wanted && digest != *wanted) return Error(EBADMSG, object + ": it has another digest than the commit says");
-  auto part = Part::read(std::move(file), digest);
-  if (!part) return error_in(object, part.error());
-  if (auto own = check_own(part.value().header(), push); !own) return error_in(object, own.error());
+  TRY_ASSIGN(Part part, with_name(object, Part::read(std::move(file), digest)));
+  TRY(with_name(object, check_own(part.header(), push)));
   return part;
 }
 
@@ -336,13 +335,11 @@ Result<PartHeader> fetch_part_header(io::ObjectStore& store, const PushName& pus
   for (size_t length = kHeaderGuess;; length = kMostHeaderBytes) {
     std::string text(length, '\0');
     TRY_ASSIGN(const size_t got, store.get(key, 0, std::as_writable_bytes(std::span(text)), limits));
-    auto found = parse_begin(std::string_view(text).substr(0, got));
-    if (!found) return error_in(object, found.error());
-    if (!found.value() && (got < length || length == kMostHeaderBytes)) return error_in(object, no_header());
-    if (!found.value()) continue;
-    PartHeader header = std::move(found.value()->header);
-    if (auto own = check_own(header, push); !own) return error_in(object, own.error());
-    return header;
+    TRY_ASSIGN(auto found, with_name(object, parse_begin(std::string_view(text).substr(0, got))));
+    if (!found && (got < length || length == kMostHeaderBytes)) return with_name(object, no_header());
+    if (!found) continue;
+    TRY(with_name(object, check_own(found->header, push)));
+    return std::move(found->header);
   }
 }
 

@@ -53,7 +53,7 @@ Result<RemoteFacts> fetch_facts(io::ObjectStore& store, const io::RequestLimits&
   auto facts = too_long ? Result<RemoteFacts>(Error(EBADMSG, "it is too long")) : parse_remote_facts(text.value());
   if (facts) return facts;
   const Error& why = facts.error();
-  if (why.errno_value() == EPROTO) return error_in(object, why);
+  if (why.errno_value() == EPROTO) return with_name(object, why);
   return Error(EPROTO,
                fmt::format("{}: ckptfs did not make it ({}): use another folder or prefix", object, why.message()));
 }

@@ -96,11 +96,11 @@ class StepComparison {
   Result<bool> is_same(const Piece& piece) {
     if (settings_.stop != nullptr && *settings_.stop) return Error(ECANCELED, "it was stopped");
     auto file = io::open_at(folder_.get(), piece.file->path, O_RDONLY | O_NOFOLLOW);
-    if (!file) return error_in(io::printable(piece.file->path), Error(file.error().errno_value()));
-    auto right = right_chunks(step_, piece, file.value().get(), all_chunks(piece));
-    if (!right) return error_in(io::printable(piece.file->path), right.error());
+    if (!file) return with_name(io::printable(piece.file->path), Error(file.error().errno_value()));
+    TRY_ASSIGN(const ChunkSet right, with_name(io::printable(piece.file->path),
+                                               right_chunks(step_, piece, file.value().get(), all_chunks(piece))));
     settings_.progress({total_, done_ += piece.size, piece.file->path});
-    return right.value() == all_chunks(piece);
+    return right == all_chunks(piece);
   }
 
   const RemoteStep& step_;

@@ -122,9 +122,7 @@ std::string text_of(const NumberedRules& numbered) {
 }
 
 Result<NumberedRules> parse_rules(const std::string& text, uint64_t n, const std::string& key) {
-  auto rules = rules_of(text, n);
-  if (!rules) return error_in(key, rules.error());
-  return rules;
+  return with_name(key, rules_of(text, n));
 }
 
 Result<NumberedRules> read_rules(io::ObjectStore& store, const io::RequestLimits& limits) {

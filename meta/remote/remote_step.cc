@@ -37,9 +37,7 @@ Result<RemoteStep> RemoteStep::open(io::ObjectStore& store, const CommittedStep&
   for (std::optional<Part>& part : parts) opened.parts_.push_back(std::move(*part));
   std::vector<const Part*> all;
   for (const Part& part : opened.parts_) all.push_back(&part);
-  auto whole = unite(all);
-  if (!whole) return error_in(store.url() + "/" + step_key(step.decision), whole.error());
-  opened.whole_ = std::move(whole).value();
+  TRY_ASSIGN(opened.whole_, with_name(store.url() + "/" + step_key(step.decision), unite(all)));
   return opened;
 }
 

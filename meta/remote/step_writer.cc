@@ -23,8 +23,9 @@ const char* path_of(const UnionEntry& one) { return one.path.empty() ? "." : one
 
 Error last_error_at(const UnionEntry& one) { return last_error(io::printable(one.path)); }
 
-Result<> naming(const UnionEntry& one, const Result<>& done) {
-  return done ? success() : Result<>(error_in(io::printable(one.path), done.error()));
+template <class T>
+Result<T> naming(const UnionEntry& one, Result<T> done) {
+  return with_name(io::printable(one.path), std::move(done));
 }
 
 // Who may not set an owner keeps what he has made.
@@ -140,7 +141,7 @@ Result<> StepWriter::check_stop() const {
 
 Result<io::Fd> StepWriter::open(const UnionEntry& one, int flags) const {
   auto opened = io::open_at(folder_, path_of(one), flags | O_NOFOLLOW);
-  if (!opened) return error_in(io::printable(one.path), Error(opened.error().errno_value()));
+  if (!opened) return with_name(io::printable(one.path), Error(opened.error().errno_value()));
   return opened;
 }
 
@@ -211,10 +212,10 @@ Result<> StepWriter::reuse_in(Job& job, std::span<const int> lenders) {
   const uint64_t before = bytes_of(job.piece, job.missing);
   TRY_ASSIGN(const io::Fd file, open(*job.piece.file, O_RDWR));
   if (job.was_there) {
-    auto right = right_chunks(step_, job.piece, file.get(), written_chunks(file.get(), job.piece));
-    if (!right) return error_in(io::printable(job.piece.file->path), right.error());
-    job.missing = without(job.missing, right.value());
-    found_ += bytes_of(job.piece, right.value());
+    const ChunkSet written = written_chunks(file.get(), job.piece);
+    TRY_ASSIGN(const ChunkSet right, naming(*job.piece.file, right_chunks(step_, job.piece, file.get(), written)));
+    job.missing = without(job.missing, right);
+    found_ += bytes_of(job.piece, right);
   }
   for (const int lender : lenders) {
     if (job.missing != 0) TRY(share(job, file.get(), lender));
@@ -233,10 +234,9 @@ Result<> StepWriter::share(Job& job, int target, int lender) {
   for (const CoveredRange& range : ranges_of(job.piece, equal.value())) {
     if (copy_range_of(source.get(), target, range)) copied |= range.chunks;
   }
-  auto right = right_chunks(step_, job.piece, target, copied);
-  if (!right) return error_in(io::printable(job.piece.file->path), right.error());
-  job.missing = without(job.missing, right.value());
-  shared_ += bytes_of(job.piece, right.value());
+  TRY_ASSIGN(const ChunkSet right, naming(*job.piece.file, right_chunks(step_, job.piece, target, copied)));
+  job.missing = without(job.missing, right);
+  shared_ += bytes_of(job.piece, right);
   return success();
 }
 

@@ -62,9 +62,7 @@ std::string text_of(const Tombstone& tombstone) {
 }
 
 Result<Tombstone> parse_tombstone(const std::string& text, const std::string& key) {
-  auto tombstone = tombstone_of(text);
-  if (!tombstone) return error_in(key, tombstone.error());
-  return tombstone;
+  return with_name(key, tombstone_of(text));
 }
 
 Result<> remove_step(io::ObjectStore& store, const CommittedStep& step, const std::string& host, const std::string& why,

@@ -134,7 +134,7 @@ Result<InodeNumber> Tree::resolve(const std::string& path) const {
     const std::string name = path.substr(begin, end - begin);
     if (!name.empty() && name != ".") {
       const auto entry = index_.entry(number, name);
-      if (!entry) return Error(entry.error().errno_value(), path + ": " + entry.error().message());
+      if (!entry) return with_name(path, entry.error());
       number = entry.value().inode;
     }
     begin = end + 1;

@@ -59,7 +59,7 @@ Result<> Tree::check_write_back(InodeNumber number, int blob) {
 Result<> Tree::refuse_suspect(InodeNumber number, const InodeRecord& record) const {
   const auto checked = write_back_.check(record.blob);
   if (checked) return success();
-  return Error(checked.error().errno_value(), path_of(number) + ": " + checked.error().message());
+  return with_name(path_of(number), checked.error());
 }
 
 // Notes the process that writes the files of a rank folder. At a save it tells which files an earlier run left behind.

@@ -90,6 +90,29 @@ Result<std::string> get_text(ObjectStore& store, const std::string& key, size_t 
   return text;
 }
 
+Result<bool> make_object(ObjectStore& store, const std::string& key, std::string_view text, const RequestLimits& limits,
+                         PutMode mode) {
+  const auto put = store.put(key, content_of(text), mode, limits);
+  if (!put && put.error().errno_value() != EEXIST) return put.error();
+  return put.has_value();
+}
+
+Result<bool> holds(ObjectStore& store, const std::string& key, const ObjectContent& content,
+                   const RequestLimits& limits) {
+  constexpr size_t kCompared = size_t{1} << 20;
+  std::vector<std::byte> there(kCompared + 1), ours(kCompared);
+  for (uint64_t offset = 0;; offset += kCompared) {
+    const size_t wanted = std::min<uint64_t>(kCompared, content.size - offset);
+    const bool last = offset + wanted == content.size;
+    // One byte more than there should be shows a longer object.
+    TRY_ASSIGN(const size_t got, store.get(key, offset, std::span(there).first(wanted + (last ? 1 : 0)), limits));
+    if (got != wanted) return false;
+    TRY(content.read(offset, std::span(ours).first(wanted)));
+    if (std::memcmp(there.data(), ours.data(), wanted) != 0) return false;
+    if (last) return true;
+  }
+}
+
 Result<> check_key(std::string_view key) {
   for (size_t begin = 0;;) {
     const size_t end = std::min(key.find('/', begin), key.size());

@@ -150,6 +150,15 @@ Result<> for_each_object(ObjectStore& store, const std::string& prefix, const Ob
 // Reads a whole object of at most `most` bytes. EFBIG if it is larger.
 Result<std::string> get_text(ObjectStore& store, const std::string& key, size_t most, const RequestLimits& limits);
 
+// Makes an object unless it is there. Returns whether it was made now. False: it was there, by a lost reply of ours or
+// from somebody else.
+Result<bool> make_object(ObjectStore& store, const std::string& key, std::string_view text, const RequestLimits& limits,
+                         PutMode mode = PutMode::make);
+
+// Does the store hold exactly this content?
+Result<bool> holds(ObjectStore& store, const std::string& key, const ObjectContent& content,
+                   const RequestLimits& limits);
+
 // EINVAL, in words, unless it is a key as above.
 Result<> check_key(std::string_view key);
 // EINVAL, in words, unless it is empty, or a key with a '/' at its end.

@@ -11,7 +11,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kFirstPause{50}, kLongestPause{10'000}, kLook{200};
-constexpr size_t kCompared = size_t{1} << 20;  // of a comparison
 
 // A random half to whole of 50 ms, 100 ms, 200 ms, ...
 std::chrono::milliseconds pause_after(int tries) {
@@ -78,27 +77,13 @@ Result<> RetryingStore::put(const std::string& key, const ObjectContent& content
     auto done = store_->put(key, watched, mode, limits);
     if (!read) return Error(ECANCELED);
     if (done || before == 0 || mode != PutMode::make || done.error().errno_value() != EEXIST) return done;
-    const auto is_ours = holds(key, watched, limits);
+    const auto is_ours = holds(*store_, key, watched, limits);
     if (!read) return Error(ECANCELED);
     if (!is_ours) return is_ours.error();
     if (!is_ours.value()) return done;
     return success();
   });
   return read ? put : read;
-}
-
-Result<bool> RetryingStore::holds(const std::string& key, const ObjectContent& content, const RequestLimits& limits) {
-  std::vector<std::byte> there(kCompared + 1), ours(kCompared);
-  for (uint64_t offset = 0;; offset += kCompared) {
-    const size_t wanted = std::min<uint64_t>(kCompared, content.size - offset);
-    const bool last = offset + wanted == content.size;
-    // One byte more than there should be shows a longer object.
-    TRY_ASSIGN(const size_t got, store_->get(key, offset, std::span(there).first(wanted + (last ? 1 : 0)), limits));
-    if (got != wanted) return false;
-    TRY(content.read(offset, std::span(ours).first(wanted)));
-    if (std::memcmp(there.data(), ours.data(), wanted) != 0) return false;
-    if (last) return true;
-  }
 }
 
 Result<size_t> RetryingStore::get(const std::string& key, uint64_t offset, std::span<std::byte> buffer,

@@ -42,7 +42,6 @@ class RetryingStore : public ObjectStore {
   template <class Attempt>
   auto again_and_again(const RequestLimits& limits, Attempt&& attempt) -> decltype(attempt(0));
   bool may_pass(const Error& error) const;
-  Result<bool> holds(const std::string& key, const ObjectContent& content, const RequestLimits& limits);
 
   const std::unique_ptr<ObjectStore> store_;
   std::atomic<bool> has_worked_{false};

@@ -92,8 +92,7 @@ Result<> Collector::tell_time() {
   report_.now = std::chrono::system_clock::now();
   if (settings_.dry_run) return success();
   const std::string key = kProbe + settings_.id();
-  const auto put = store_.put(key, io::content_of(std::string_view("what time is it?")), io::PutMode::make, limits());
-  if (!put && put.error().errno_value() != EEXIST) return put;  // EEXIST: a reply was lost
+  TRY(io::make_object(store_, key, "what time is it?", limits()));
   std::optional<Time> made;
   const auto note = [&](const io::ObjectInfo& object) -> Result<> {
     if (object.key == key) made = object.changed;
@@ -275,8 +274,7 @@ Result<> Collector::end_stale() {
     if (unfinished && is_past(objects.newest_pack, settings_.unfinished)) {
       if (!settings_.dry_run) {
         const std::string text = fmt::format("{{\"ckptfs\":\"{}\",\"version\":{}}}\n", kEndedKind, kVersion);
-        auto put = store_.put(part_key(push), io::content_of(text), io::PutMode::make, limits());
-        if (!put && put.error().errno_value() != EEXIST) return put;  // it has a part after all
+        TRY(io::make_object(store_, part_key(push), text, limits()));  // else it has a part after all
       }
       report_.ended.push_back(push);
     }
@@ -291,12 +289,10 @@ Result<> Collector::end_part(const PushName& push) {
   const auto next = pushes_.next.find(push.tag);
   if (next == pushes_.next.end()) return success();
   if (!settings_.dry_run) {
-    const std::string text = text_of(Void{{}, push});
-    auto put = store_.put(step_key({push.tag, next->second}), io::content_of(text), io::PutMode::make, limits());
-    const bool decided = !put && put.error().errno_value() == EEXIST;
-    if (decided) pushes_.next.erase(next);
-    if (decided) return success();
-    TRY(put);
+    const std::string key = step_key({push.tag, next->second});
+    TRY_ASSIGN(const bool made, io::make_object(store_, key, text_of(Void{{}, push}), limits()));
+    if (!made) pushes_.next.erase(next);
+    if (!made) return success();
   }
   ++next->second;
   report_.ended.push_back(push);
@@ -381,9 +377,7 @@ Result<> Collector::write_look() {
     for (const auto& [n, when] : listed.gone) seen.gone.insert(n);
   }
   if (settings_.dry_run) return success();
-  const std::string text = text_of(ours_);
-  auto put = store_.put(look_key(ours_.n), io::content_of(text), io::PutMode::make, limits());
-  if (!put && put.error().errno_value() != EEXIST) return put;  // somebody else looks, too
+  TRY(io::make_object(store_, look_key(ours_.n), text_of(ours_), limits()));  // else somebody else looks, too
   memory_ = ours_;
   for (const auto& [n, made] : inventory_.looks) {
     if (n < earlier_.n) TRY(store_.remove(look_key(n), limits()));

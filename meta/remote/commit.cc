@@ -56,17 +56,6 @@ Result<PartList> parse_parts(const json& object, const std::string& tag) {
   return parts;
 }
 
-Result<std::vector<PushName>> parse_lenders(const json& object) {
-  TRY_ASSIGN(const std::vector<std::string> texts, texts_field(object, "lenders"));
-  std::vector<PushName> lenders;
-  for (const std::string& text : texts) {
-    auto lender = parse_push(text);
-    if (!lender) return Error(EBADMSG, "its \"lenders\" name no push: " + io::printable(text));
-    lenders.push_back(std::move(*lender));
-  }
-  return lenders;
-}
-
 bool is_late(uint64_t bytes) { return bytes > kMostVoidBytes && bytes % kLateBytes == 0; }
 
 Result<Commit> commit_of(const std::string& text) {
@@ -76,7 +65,7 @@ Result<Commit> commit_of(const std::string& text) {
   TRY_ASSIGN(commit.name.tag, text_field(object, "tag"));
   TRY_ASSIGN(commit.name.n, number_field(object, "n"));
   TRY_ASSIGN(commit.parts, parse_parts(object, commit.name.tag));
-  TRY_ASSIGN(commit.lenders, parse_lenders(object));
+  TRY_ASSIGN(commit.lenders, pushes_field(object, "lenders"));
   TRY_ASSIGN(commit.notes, texts_field(object, "notes"));
   TRY_ASSIGN(commit.host, text_field(object, "host"));
   commit.late = is_late(text.size());
@@ -199,8 +188,7 @@ std::string text_of(const Commit& commit) {
   object["host"] = commit.host;
   json& parts = object["parts"] = json::array();
   for (const PartName& part : commit.parts) parts.push_back(json_of(part));
-  json& lenders = object["lenders"] = json::array();
-  for (const PushName& lender : commit.lenders) lenders.push_back(lender.text());
+  object["lenders"] = texts_of_pushes(commit.lenders);
   object["notes"] = commit.notes;
   std::string text = line_of(object);
   const size_t rest = text.size() % kLateBytes;

@@ -77,7 +77,6 @@ class Election {
   Round vote(const TagParts& listed);
   Result<std::optional<TagStatus>> speaks_against(const TagParts& listed);
   Round commit();
-  Result<bool> make(const std::string& key, const std::string& text, io::PutMode mode = io::PutMode::make);
   Round make_void();
 
   io::ObjectStore& store_;
@@ -199,7 +198,8 @@ Round Election::find_commit(const std::vector<PushName>& chosen) {
   return ends(status_of(State::push_again, kChangedElsewhere));
 }
 
-// Can the parts be one step? Returns what speaks against it.
+// Can the parts be one step? Returns what speaks against it: two slots name different attempts. One that names none may
+// go with any.
 std::optional<TagStatus> find_mixed_attempts(const std::vector<const Part*>& parts) {
   const PartHeader* first = nullptr;
   for (const Part* part : parts) {
@@ -318,20 +318,14 @@ Round Election::vote(const TagParts& listed) {
   TRY_ASSIGN(auto against, speaks_against(listed));
   if (against) return ends(std::move(*against));
   if (own_.found && !memory_.may_vote && !io::fault_value("found_unvoided")) return make_void();
-  TRY(make(vote_key(decision(), slot_.slot), text_of(Vote{digest_of(memory_.parts)})));
+  TRY(io::make_object(store_, vote_key(decision(), slot_.slot), text_of(Vote{digest_of(memory_.parts)}), limits()));
   return looks_again();
-}
-
-// Returns whether it was made now. False: it was there, by a lost reply of ours or from somebody else.
-Result<bool> Election::make(const std::string& key, const std::string& text, io::PutMode mode) {
-  const auto put = store_.put(key, io::content_of(text), mode, limits());
-  if (!put && put.error().errno_value() != EEXIST) return put.error();
-  return put.has_value();
 }
 
 Round Election::make_void() {
   const auto mode = io::fault_value("void_replaces") ? io::PutMode::replace : io::PutMode::make;
-  TRY_ASSIGN(const bool made, make(step_key(decision()), text_of(Void{digest_of(memory_.parts), std::nullopt}), mode));
+  const std::string text = text_of(Void{digest_of(memory_.parts), std::nullopt});
+  TRY_ASSIGN(const bool made, io::make_object(store_, step_key(decision()), text, limits(), mode));
   memory_.may_vote = memory_.may_vote || made;
   memory_.decided = n_;
   return looks_again();
@@ -347,7 +341,7 @@ Result<bool> Election::is_late() {
 Round Election::commit() {
   TRY_ASSIGN(const bool late, is_late());
   const Commit commit{decision(), memory_.parts, memory_.lenders, memory_.notes, slot_.host, late};
-  TRY(make(step_key(decision()), text_of(commit)));
+  TRY(io::make_object(store_, step_key(decision()), text_of(commit), limits()));
   memory_.decided = n_;
   return looks_again();
 }

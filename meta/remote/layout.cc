@@ -116,6 +116,32 @@ std::optional<DecisionName> parse_gone_key(std::string_view key) { return parse_
 std::optional<uint64_t> parse_rules_key(std::string_view key) { return parse_numbered(key, kRules); }
 std::optional<uint64_t> parse_look_key(std::string_view key) { return parse_numbered(key, kLooks); }
 
+void append(PackRanges& ranges, uint32_t pack) {
+  if (!ranges.empty() && ranges.back().second + 1 == pack) {
+    ranges.back().second = pack;
+  } else {
+    ranges.emplace_back(pack, pack);
+  }
+}
+
+void unite(PackRanges& ranges) {
+  std::ranges::sort(ranges);
+  PackRanges united;
+  for (const auto& [first, last] : ranges) {
+    if (!united.empty() && first <= united.back().second) {
+      united.back().second = std::max(united.back().second, last);
+    } else {
+      united.emplace_back(first, last);
+    }
+  }
+  ranges = std::move(united);
+}
+
+bool contains(const PackRanges& ranges, uint32_t pack) {
+  const auto after = std::ranges::upper_bound(ranges, pack, {}, &std::pair<uint32_t, uint32_t>::first);
+  return after != ranges.begin() && std::prev(after)->second >= pack;
+}
+
 Result<> check_tag(std::string_view tag) {
   const std::string text = io::printable(tag);
   if (text != tag) return Error(EINVAL, text + ": a step whose name is not all text cannot be pushed; rename it");

@@ -18,6 +18,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "io/result.h"
 
@@ -86,6 +88,15 @@ std::optional<DecisionName> parse_step_key(std::string_view key);
 std::optional<DecisionName> parse_gone_key(std::string_view key);
 std::optional<uint64_t> parse_rules_key(std::string_view key);
 std::optional<uint64_t> parse_look_key(std::string_view key);
+
+// Packs by number: first and last of each range, ascending.
+using PackRanges = std::vector<std::pair<uint32_t, uint32_t>>;
+
+// Adds a pack that comes after all others.
+void append(PackRanges& ranges, uint32_t pack);
+// Puts ranges into order that overlap.
+void unite(PackRanges& ranges);
+bool contains(const PackRanges& ranges, uint32_t pack);
 
 // EINVAL, in words, unless a step of this name can be pushed: it is part of a key, so it is UTF-8 without control
 // characters, which the list of an S3 store could not tell; and it has no '~', which stands before the number of a

@@ -29,11 +29,6 @@ json json_of_tag(const std::string& tag, const Look::Tag& seen) {
   return {{"tag", tag}, {"decided", seen.decided}, {"gone", seen.gone}};
 }
 
-Result<uint64_t> number_in(const json& value, uint64_t most) {
-  if (!value.is_number_unsigned() || value.get<uint64_t>() > most) return Error(EBADMSG, "it has a wrong number");
-  return value.get<uint64_t>();
-}
-
 Result<> parse_tags(const json& object, Look& look) {
   TRY_ASSIGN(const json* const tags, list_field(object, "tags"));
   for (const json& one : *tags) {
@@ -43,22 +38,11 @@ Result<> parse_tags(const json& object, Look& look) {
     TRY_ASSIGN(seen.decided, number_field(one, "decided"));
     TRY_ASSIGN(const json* const gone, list_field(one, "gone"));
     for (const json& n : *gone) {
-      TRY_ASSIGN(const uint64_t number, number_in(n, UINT64_MAX));
-      seen.gone.insert(number);
+      if (!n.is_number_unsigned()) return Error(EBADMSG, "it has a wrong number");
+      seen.gone.insert(n.get<uint64_t>());
     }
   }
   return success();
-}
-
-Result<std::set<PushName>> parse_pushes(const json& object, const char* name) {
-  TRY_ASSIGN(const auto texts, texts_field(object, name));
-  std::set<PushName> pushes;
-  for (const std::string& text : texts) {
-    auto push = parse_push(text);
-    if (!push) return Error(EBADMSG, fmt::format("its \"{}\" name no push: {}", name, io::printable(text)));
-    pushes.insert(std::move(*push));
-  }
-  return pushes;
 }
 
 Result<> parse_garbage(const json& object, Look& look) {
@@ -66,14 +50,7 @@ Result<> parse_garbage(const json& object, Look& look) {
   for (const json& one : *garbage) {
     if (!one.is_object()) return Error(EBADMSG, "its \"garbage\" is none");
     TRY_ASSIGN(const PushName push, push_field(one, "push"));
-    TRY_ASSIGN(const json* const packs, list_field(one, "packs"));
-    PackRanges& ranges = look.garbage[push];
-    for (const json& range : *packs) {
-      if (!range.is_array() || range.size() != 2) return Error(EBADMSG, "its \"packs\" are no ranges");
-      TRY_ASSIGN(const uint64_t first, number_in(range[0], UINT32_MAX));
-      TRY_ASSIGN(const uint64_t last, number_in(range[1], UINT32_MAX));
-      ranges.emplace_back(static_cast<uint32_t>(first), static_cast<uint32_t>(last));
-    }
+    TRY_ASSIGN(look.garbage[push], packs_field(one, "packs"));
   }
   return success();
 }
@@ -86,15 +63,11 @@ Result<Look> look_of(const std::string& text, uint64_t n) {
   TRY_ASSIGN(look.restored, text_field(object, "restored"));
   TRY(parse_tags(object, look));
   TRY(parse_garbage(object, look));
-  TRY_ASSIGN(look.undecided, parse_pushes(object, "undecided"));
-  TRY_ASSIGN(look.needless_parts, parse_pushes(object, "needless_parts"));
+  TRY_ASSIGN(const auto undecided, pushes_field(object, "undecided"));
+  TRY_ASSIGN(const auto needless_parts, pushes_field(object, "needless_parts"));
+  look.undecided = {undecided.begin(), undecided.end()};
+  look.needless_parts = {needless_parts.begin(), needless_parts.end()};
   return look;
-}
-
-json texts_of_pushes(const std::set<PushName>& pushes) {
-  json texts = json::array();
-  for (const PushName& push : pushes) texts.push_back(push.text());
-  return texts;
 }
 
 Error is_missing(const std::string& url, const std::string& key, const Look& look) {
@@ -173,32 +146,6 @@ Result<> check_memory(const Look& memory, const Look& last, const Inventory& inv
   if (was_restored_since(memory.restored, last.restored)) return success();
   if (memory.restored != last.restored) return is_missing(url, look_key(memory.n), memory);
   return check_decisions(memory, inventory, url);
-}
-
-void append(PackRanges& ranges, uint32_t pack) {
-  if (!ranges.empty() && ranges.back().second + 1 == pack) {
-    ranges.back().second = pack;
-  } else {
-    ranges.emplace_back(pack, pack);
-  }
-}
-
-void unite(PackRanges& ranges) {
-  std::ranges::sort(ranges);
-  PackRanges united;
-  for (const auto& [first, last] : ranges) {
-    if (!united.empty() && first <= united.back().second) {
-      united.back().second = std::max(united.back().second, last);
-    } else {
-      united.emplace_back(first, last);
-    }
-  }
-  ranges = std::move(united);
-}
-
-bool contains(const PackRanges& ranges, uint32_t pack) {
-  const auto after = std::ranges::upper_bound(ranges, pack, {}, &std::pair<uint32_t, uint32_t>::first);
-  return after != ranges.begin() && std::prev(after)->second >= pack;
 }
 
 }  // namespace ckptfs::meta::remote

@@ -20,9 +20,6 @@
 
 namespace ckptfs::meta::remote {
 
-// Packs by number: first and last of each range, ascending.
-using PackRanges = std::vector<std::pair<uint32_t, uint32_t>>;
-
 struct Look {
   struct Tag {
     uint64_t decided = 0;     // decisions 1 to this one
@@ -57,11 +54,5 @@ Result<> check_decisions(const Look& look, const Inventory& inventory, const std
 // The same for what a machine remembers. `last`: the newest look that is listed. EIO, too: the store was restored from
 // a copy that is older than what `memory` was told of.
 Result<> check_memory(const Look& memory, const Look& last, const Inventory& inventory, const std::string& url);
-
-// Adds a pack that comes after all others.
-void append(PackRanges& ranges, uint32_t pack);
-// Puts ranges into order that overlap.
-void unite(PackRanges& ranges);
-bool contains(const PackRanges& ranges, uint32_t pack);
 
 }  // namespace ckptfs::meta::remote

@@ -91,17 +91,12 @@ class LinesOfFile {
   size_t begin_ = 0;
 };
 
-bool has_pack(const UsedPush& used, uint32_t pack) {
-  const auto after = std::ranges::upper_bound(used.packs, pack, {}, &std::pair<uint32_t, uint32_t>::first);
-  return after != used.packs.begin() && pack <= std::prev(after)->second;
-}
-
 // `bytes`: how much of the file the chunk holds.
 Result<> check_chunk(const Chunk& chunk, uint64_t bytes, const PartHeader& header) {
   if (chunk.codec != 0)
     return Error(EBADMSG, fmt::format("it has codec {}, which this ckptfs does not know", chunk.codec));
   if (chunk.push >= header.pushes.size()) return Error(EBADMSG, "it lies in a push that the part does not name");
-  if (!has_pack(header.pushes[chunk.push], chunk.pack))
+  if (!contains(header.pushes[chunk.push].packs, chunk.pack))
     return Error(EBADMSG, "it lies in a pack that the part does not name");
   if (chunk.length != bytes)
     return Error(EBADMSG, fmt::format("it has {} bytes, and should have {}", chunk.length, bytes));
@@ -269,12 +264,7 @@ Result<Part> PartWriter::finish(PartHeader header) {
   for (UsedPush& used : header.pushes) used.packs.clear();
   for (const auto& [push, pack] : packs_) {
     if (push >= header.pushes.size()) return Error(EINVAL, "a chunk names a push that the header does not have");
-    auto& packs = header.pushes[push].packs;
-    if (!packs.empty() && packs.back().second + 1 == pack) {
-      packs.back().second = pack;
-    } else {
-      packs.emplace_back(pack, pack);
-    }
+    append(header.pushes[push].packs, pack);
   }
   const std::string text = text_of(header);
   TRY_ASSIGN(io::Fd file, nameless_file(folder_));

@@ -100,10 +100,8 @@ json json_of(const PartHeader& header) {
   for (const UsedPush& used : header.pushes) pushes.push_back({{"push", used.push.text()}, {"packs", used.packs}});
   json lenders = json::array();
   for (const DecisionName& lender : header.lenders.commits) lenders.push_back(step_key(lender));
-  json unfinished = json::array();
-  for (const PushName& push : header.lenders.unfinished) unfinished.push_back(push.text());
   return {{"borrowed_from", std::move(lenders)},
-          {"unfinished", std::move(unfinished)},
+          {"unfinished", texts_of_pushes(header.lenders.unfinished)},
           {"push", header.push.text()},
           {"number", header.number},
           {"host", header.host},
@@ -117,26 +115,13 @@ json json_of(const PartHeader& header) {
           {"bytes", header.bytes}};
 }
 
-// Ranges that ascend and do not touch. Adds how many packs there are to `count`.
+// Adds how many packs there are to `count`.
 Result<UsedPush> parse_used_push(const json& object, uint64_t& count) {
   if (!object.is_object()) return Error(EBADMSG, "its \"pushes\" are none");
   UsedPush used;
   TRY_ASSIGN(used.push, push_field(object, "push"));
-  TRY_ASSIGN(const json* const ranges, list_field(object, "packs"));
-  const auto is_pack = [](const json& one) {
-    return one.is_number_unsigned() && *one.get_ptr<const uint64_t*>() < std::numeric_limits<uint32_t>::max();
-  };
-  uint64_t next = 0;
-  for (const json& range : *ranges) {
-    if (!range.is_array() || range.size() != 2 || !std::ranges::all_of(range, is_pack)) {
-      return Error(EBADMSG, "its \"packs\" are no ranges");
-    }
-    const auto first = range[0].get<uint32_t>(), last = range[1].get<uint32_t>();
-    if (first < next || last < first) return Error(EBADMSG, "its \"packs\" do not ascend");
-    used.packs.emplace_back(first, last);
-    next = uint64_t{last} + 1;
-    count += uint64_t{last} - first + 1;
-  }
+  TRY_ASSIGN(used.packs, packs_field(object, "packs"));
+  for (const auto& [first, last] : used.packs) count += uint64_t{last} - first + 1;
   return used;
 }
 
@@ -166,17 +151,6 @@ Result<std::vector<DecisionName>> parse_borrowed_from(const json& object) {
   return lenders;
 }
 
-Result<std::vector<PushName>> parse_unfinished(const json& object) {
-  TRY_ASSIGN(const std::vector<std::string> texts, texts_field(object, "unfinished"));
-  std::vector<PushName> pushes;
-  for (const std::string& text : texts) {
-    auto push = parse_push(text);
-    if (!push) return Error(EBADMSG, "its \"unfinished\" names no push: " + io::printable(text));
-    pushes.push_back(std::move(*push));
-  }
-  return pushes;
-}
-
 Result<PartHeader> parse_header(std::string_view line) {
   TRY_ASSIGN(const json object, parse_object(line, kHeaderBounds));
   PartHeader header;
@@ -192,7 +166,7 @@ Result<PartHeader> parse_header(std::string_view line) {
   TRY_ASSIGN(header.bytes, number_field(object, "bytes"));
   TRY(parse_pushes(object, header));
   TRY_ASSIGN(header.lenders.commits, parse_borrowed_from(object));
-  TRY_ASSIGN(header.lenders.unfinished, parse_unfinished(object));
+  TRY_ASSIGN(header.lenders.unfinished, pushes_field(object, "unfinished"));
   if (header.number == 0) return Error(EBADMSG, "its number is 0");
   return header;
 }

@@ -60,7 +60,7 @@ struct Chunk {
 // The packs of a push that a part uses.
 struct UsedPush {
   PushName push;
-  std::vector<std::pair<uint32_t, uint32_t>> packs;  // ranges, first and last, in order; finish() fills them in
+  PackRanges packs;  // finish() fills them in
 };
 
 // Who lends a part what lies in no pack of its own push.

@@ -60,22 +60,6 @@ struct Lender {
   bool used = false;
 };
 
-// Does the store hold exactly this content?
-Result<bool> is_there(io::ObjectStore& store, const std::string& key, const io::ObjectContent& content,
-                      const io::RequestLimits& limits) {
-  std::vector<std::byte> there(kChunkBytes + 1), ours(kChunkBytes);
-  for (uint64_t offset = 0;; offset += kChunkBytes) {
-    const size_t wanted = std::min(kChunkBytes, content.size - offset);
-    const bool last = offset + wanted == content.size;
-    // One byte more than there should be shows a longer object.
-    TRY_ASSIGN(const size_t got, store.get(key, offset, std::span(there).first(wanted + (last ? 1 : 0)), limits));
-    if (got != wanted) return false;
-    TRY(content.read(offset, std::span(ours).first(wanted)));
-    if (std::memcmp(there.data(), ours.data(), wanted) != 0) return false;
-    if (last) return true;
-  }
-}
-
 // One call of push_part().
 class Pusher {
  public:
@@ -322,7 +306,7 @@ Result<> Pusher::send(size_t pack) {
   const auto within = io::RequestLimits::within(settings_.pack_time, settings_.stop);
   auto put = store_.put(key, content.content(), io::PutMode::make, within);
   if (!put && put.error().errno_value() == EEXIST) {  // a reply of ours was lost: nobody else has this name
-    TRY_ASSIGN(const bool ours, is_there(store_, key, content.content(), limits()));
+    TRY_ASSIGN(const bool ours, io::holds(store_, key, content.content(), limits()));
     if (ours) put = success();
   }
   TRY(put);
@@ -372,7 +356,7 @@ Result<> Pusher::put_part(const Part& part) {
   const std::string key = part_key(push_);
   auto put = store_.put(key, part.content(), io::PutMode::make, limits());
   if (put || put.error().errno_value() != EEXIST) return put;
-  TRY_ASSIGN(const bool ours, is_there(store_, key, part.content(), limits()));
+  TRY_ASSIGN(const bool ours, io::holds(store_, key, part.content(), limits()));
   if (ours) return success();
   TRY(journal_.clear());
   return Error(EAGAIN, store_.url() + "/" + key + ": this push was ended, since nothing came of it for days");

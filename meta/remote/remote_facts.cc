@@ -85,10 +85,9 @@ Error serves_not(const io::ObjectStore& store, std::string_view what) {
 
 Result<> probe_make(io::ObjectStore& store, const std::string& key, const io::RequestLimits& limits) {
   TRY(store.put(key, io::content_of(kProbeContent), io::PutMode::make, limits));
-  auto again = store.put(key, io::content_of(kOtherContent), io::PutMode::make, limits);
-  if (!again && again.error().errno_value() != EEXIST) return again;
+  TRY_ASSIGN(const bool replaced, io::make_object(store, key, kOtherContent, limits));
   TRY_ASSIGN(const std::string there, io::get_text(store, key, kProbeContent.size(), limits));
-  if (!again && there == kProbeContent) return success();
+  if (!replaced && there == kProbeContent) return success();
   return serves_not(store,
                     "it replaces an object that was to be made only if there is none (If-None-Match: *). Pushes from "
                     "several machines would destroy each other's commits. Update the server, or use another one");
@@ -129,10 +128,8 @@ Result<RemoteFacts> found_remote(io::ObjectStore& store, uint32_t slots, const s
                                  const io::RequestLimits& limits) {
   if (slots == 0 || slots > kMostSlots) return Error(EINVAL, fmt::format("a remote has 1 to {} slots", kMostSlots));
   const RemoteFacts ours{new_id(), slots, host, time_now()};
-  const std::string text = text_of_facts(ours);
-  auto made = store.put(kFactsKey, io::content_of(text), io::PutMode::make, limits);
+  TRY_ASSIGN(const bool made, io::make_object(store, kFactsKey, text_of_facts(ours), limits));
   if (made) return ours;
-  if (made.error().errno_value() != EEXIST) return made.error();
   TRY_ASSIGN(RemoteFacts facts, fetch_facts(store, limits));
   if (facts.slots == slots) return facts;
   return Error(EEXIST, fmt::format("{}: {} made it for {} slots, and {} says {}. All machines of a run name the same "

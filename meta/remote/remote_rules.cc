@@ -153,10 +153,8 @@ Result<NumberedRules> change_rules(io::ObjectStore& store, const std::string& ho
     if (numbered.rules == before) return numbered;
     ++numbered.n;
     numbered.host = host;
-    const std::string text = text_of(numbered);
-    const auto put = store.put(rules_key(numbered.n), io::content_of(text), io::PutMode::make, limits);
-    if (put) return numbered;
-    if (put.error().errno_value() != EEXIST) return put.error();
+    TRY_ASSIGN(const bool made, io::make_object(store, rules_key(numbered.n), text_of(numbered), limits));
+    if (made) return numbered;
   }
   return Error(EAGAIN, store.url() + ": others change its rules at this moment; try again");
 }

@@ -75,9 +75,7 @@ Result<> remove_step(io::ObjectStore& store, const CommittedStep& step, const st
   } else {
     log::warn("{}: it is damaged, and is removed: {}", io::printable(step.name()), contents.error().message());
   }
-  const std::string text = text_of(tombstone);
-  auto put = store.put(gone_key(step.decision), io::content_of(text), io::PutMode::make, limits);
-  if (!put && put.error().errno_value() != EEXIST) return put;
+  TRY(io::make_object(store, gone_key(step.decision), text_of(tombstone), limits));
   return success();
 }
 

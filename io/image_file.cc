@@ -66,9 +66,9 @@ Result<> build(const std::string& path, const ImageOptions& options) {
 
 Result<uint64_t> parse_size(const std::string& text) {
   const Error wrong(EINVAL, "'" + text + "' is no size: a whole number and K, M, G or T, as in 64G");
-  constexpr std::string_view kUnits = "KMGT";
-  const size_t unit = text.empty() ? kUnits.npos : kUnits.find(text.back());
-  if (unit == kUnits.npos) return wrong;
+  constexpr std::string_view kSuffixes = "KMGT";
+  const size_t unit = text.empty() ? kSuffixes.npos : kSuffixes.find(text.back());
+  if (unit == kSuffixes.npos) return wrong;
   const size_t shift = 10 * (unit + 1);
   const auto number = parse_number<uint64_t>(std::string_view(text).substr(0, text.size() - 1));
   if (!number || *number == 0 || *number > static_cast<uint64_t>(std::numeric_limits<off_t>::max()) >> shift)

@@ -42,7 +42,6 @@ namespace ckptfs::io {
 class CAPABILITY("mutex") Mutex {
  public:
   void lock() ACQUIRE() { mutex_.lock(); }
-  bool try_lock() TRY_ACQUIRE(true) { return mutex_.try_lock(); }
   void unlock() RELEASE() { mutex_.unlock(); }
   // Tells the analysis that the calling thread holds this mutex. For locks that the analysis cannot follow.
   void assert_held() const ASSERT_CAPABILITY(this) {}

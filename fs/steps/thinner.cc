@@ -248,7 +248,7 @@ Result<> Thinner::refuse_other_weights(const Plan& plan) const {
 
 // Writes the files of weights and the manifest into the promised blobs.
 Result<> Thinner::keep_files(Plan& plan, ThinReport& report, const KeepPause& pause) {
-  TRY_ASSIGN(plan.blobs, meta::promise_blobs(store_, plan.new_files()));
+  TRY_ASSIGN(plan.blobs, meta::promise_blobs(store_.tree(), plan.new_files()));
   const views::StepView& view = *plan.view;
   ViewSources sources(store_, view);
   const KeepPause unless_stopped = [&](auto time) { return !stop_ && pause(time); };

@@ -236,11 +236,7 @@ class Save {
     const size_t spares = tentative_.size();
     Tree::Change change = tree_.begin();
     const bool as_planned = store_.index().commits() == version_;
-    const BlobNumber first = change.allot_blobs(count - spares);
-    for (BlobNumber next = first; tentative_.size() < count; ++next) {
-      change.batch.put_blob(next, {.state = BlobState::tentative, .references = 0});
-      tentative_.push_back(next);
-    }
+    std::ranges::copy(change.promise_blobs(count - spares), std::back_inserter(tentative_));
     size_t used = 0;
     std::unordered_set<InodeNumber> cloned;
     for (SaveFile& taken : taken_) {

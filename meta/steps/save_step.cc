@@ -76,14 +76,7 @@ Result<> SaveStep::publish(InodeNumber source, const std::vector<SaveFile>& file
 }
 
 InodeRecord SaveStep::new_folder(InodeNumber parent) const {
-  InodeRecord record;
-  record.mode = S_IFDIR | 0755;
-  record.uid = request_.caller.uid;
-  record.gid = request_.caller.gid;
-  record.nlink = 2;
-  record.parent = parent;
-  record.atime = record.mtime = record.ctime = now();
-  return record;
+  return new_directory(request_.caller.uid, request_.caller.gid, parent);
 }
 
 Result<> SaveStep::put_step(Tree::Change& change, InodeNumber source, const std::vector<SaveFile>& files) {

@@ -164,8 +164,7 @@ class Freeze {
   Result<> make_clone(InodeNumber number, Member& member, int live) {
     {
       Tree::Change change = tree_.begin();
-      member.clone = change.allot_blobs(1);
-      change.batch.put_blob(member.clone, {.state = BlobState::tentative, .references = 0});
+      member.clone = change.promise_blobs(1).front();
       change.begin_cloning({number});
       TRY(tree_.commit(std::move(change)));
     }

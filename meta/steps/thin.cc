@@ -179,17 +179,6 @@ class ThinChange {
 
 }  // namespace
 
-Result<std::vector<BlobNumber>> promise_blobs(Store& store, size_t count) {
-  std::vector<BlobNumber> blobs;
-  Tree::Change change = store.tree().begin();
-  for (BlobNumber next = change.allot_blobs(count); blobs.size() < count; ++next) {
-    change.batch.put_blob(next, {.state = BlobState::tentative, .references = 0});
-    blobs.push_back(next);
-  }
-  TRY(store.tree().commit(std::move(change)));
-  return blobs;
-}
-
 Result<Thinned> thin(Store& store, const Thinning& thinning) {
   const io::MutexLock one_at_a_time(store.save_mutex());  // the gate has one closer at a time
   return ThinChange(store, thinning).run();

@@ -44,9 +44,6 @@ struct Thinned {
   std::vector<std::pair<InodeNumber, std::string>> names;  // folder, name: what they lead to has changed
 };
 
-// Blobs that the next start deletes, unless a change names them before.
-Result<std::vector<BlobNumber>> promise_blobs(Store& store, size_t count);
-
 // The content of the blobs must be durable before. The change is not durable on return (Tree::sync). If it fails, the
 // blobs are deleted. EPERM: the step is pinned. EBUSY: something in the step has changed meanwhile.
 // EEXIST: a name is taken by something that stays.

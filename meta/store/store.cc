@@ -61,22 +61,11 @@ bool is_empty(const std::string& folder) {
   return std::filesystem::is_empty(folder, error) || error;
 }
 
-InodeRecord directory_record(uint32_t uid, uint32_t gid, InodeNumber parent) {
-  InodeRecord record;
-  record.mode = S_IFDIR | 0755;
-  record.uid = uid;
-  record.gid = gid;
-  record.nlink = 2;
-  record.parent = parent;
-  record.atime = record.mtime = record.ctime = now();
-  return record;
-}
-
 Result<> fill_new_index(Index& index, const StoreOptions& options) {
   constexpr InodeNumber kStepsInode = 2;
-  InodeRecord root = directory_record(options.owner_uid, options.owner_gid, 0);
+  InodeRecord root = new_directory(options.owner_uid, options.owner_gid, 0);
   ++root.nlink;
-  InodeRecord steps = directory_record(options.owner_uid, options.owner_gid, kRootInode);
+  InodeRecord steps = new_directory(options.owner_uid, options.owner_gid, kRootInode);
   steps.flags = kSeries;
   steps.name = kStepsName;
   Batch batch(index);

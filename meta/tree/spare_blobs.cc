@@ -58,7 +58,7 @@ void SpareBlobs::run() {
 // After a failure there are fewer spare blobs, or none. Saves then create the blobs that they need, and report their
 // own failures.
 void SpareBlobs::make(size_t count) {
-  const auto numbers = allot(count);
+  const auto numbers = promise_blobs(tree_, count);
   if (!numbers) {
     log::warn("no blobs are made ahead of the next save: {}", numbers.error().message());
     return;
@@ -79,18 +79,6 @@ Result<> SpareBlobs::create(BlobNumber number) const {
   TRY(io::fault_point("spares.create"));
   TRY(blobs_.create(number));
   return success();
-}
-
-Result<std::vector<BlobNumber>> SpareBlobs::allot(size_t count) {
-  Tree::Change change = tree_.begin();
-  std::vector<BlobNumber> numbers(count);
-  BlobNumber next = change.allot_blobs(count);
-  for (BlobNumber& number : numbers) {
-    number = next++;
-    change.batch.put_blob(number, {.state = BlobState::tentative, .references = 0});
-  }
-  TRY(tree_.commit(std::move(change)));
-  return numbers;
 }
 
 }  // namespace ckptfs::meta

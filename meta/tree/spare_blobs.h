@@ -33,7 +33,6 @@ class SpareBlobs {
   void run();
   void make(size_t count) EXCLUDES(mutex_);
   Result<> create(BlobNumber number) const EXCLUDES(mutex_);
-  Result<std::vector<BlobNumber>> allot(size_t count) EXCLUDES(mutex_);
 
   Tree& tree_;
   const Blobs& blobs_;

@@ -209,19 +209,6 @@ Result<std::vector<InodeNumber>> list_series(const Tree& tree) { return list_fol
 
 Result<std::vector<InodeNumber>> list_swap_folders(const Tree& tree) { return list_folders(tree, kSwap); }
 
-Result<bool> is_series(const Tree& tree, InodeNumber directory) {
-  size_t depth = 0;
-  for (InodeNumber at = directory; at != kRootInode; ++depth) {
-    if (at == 0 || depth > kDeepestStep) return false;
-    TRY_ASSIGN(const auto record, none_if_gone(tree.inode(at)));
-    if (!record || record->nlink == 0) return false;
-    const bool fits = at == directory ? (record->flags & kSeries) != 0 : (record->flags & (kStep | kSwap)) == 0;
-    if (!fits) return false;
-    at = record->parent;
-  }
-  return directory != kRootInode;
-}
-
 void note_entry(Tree& tree, InodeNumber folder, const DirectoryEntry& entry) {
   if (may_complete_checkpoint(entry)) warn_unless(make_series_above(tree, folder, &entry), tree, folder);
 }

@@ -48,8 +48,6 @@ Result<> check_series(const Tree& tree, InodeNumber directory);
 Result<std::vector<InodeNumber>> list_series(const Tree& tree);
 // Every zero_stage_N folder of the mount.
 Result<std::vector<InodeNumber>> list_swap_folders(const Tree& tree);
-// Is it a series? Looks at the folders above it only.
-Result<bool> is_series(const Tree& tree, InodeNumber directory);
 
 // `folder` now has `entry`. Where that makes it a step, its parent is a series from now on, unless that is the root or
 // lies in a step. What fails is logged: a series that is not noted now is with the next file of a step.

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "io/log.h"
 #include "meta/names.h"
@@ -153,10 +154,9 @@ Result<std::unordered_set<InodeNumber>> Tree::pinned_folders() const {
     TRY_ASSIGN(const auto record, index_.find_step(step));
     const bool pinned = record && record->pinned;
     for (InodeNumber at = pinned ? step : 0; at != 0 && at != kRootInode && folders.insert(at).second;) {
-      const auto folder = index_.inode(at);
-      if (!folder && folder.error().errno_value() == ENOENT) break;  // out of the tree
-      TRY(folder);
-      at = folder.value().parent;
+      TRY_ASSIGN(const auto folder, none_if_gone(index_.inode(at)));
+      if (!folder) break;  // out of the tree
+      at = folder->parent;
     }
   }
   return folders;
@@ -198,8 +198,7 @@ Result<> Tree::set_xattr(InodeNumber number, const std::string& name, const std:
   Change change = begin();
   TRY_ASSIGN(InodeRecord record, index_.inode(number));
   TRY(refuse_sealed(number, record, "setting an xattr"));
-  const auto present = index_.xattr(number, name);
-  if (!present && present.error().errno_value() != ENOENT) return present.error();
+  TRY_ASSIGN(const auto present, none_if_gone(index_.xattr(number, name)));
   if (present && (flags & XATTR_CREATE) != 0) return Error(EEXIST);
   if (!present && (flags & XATTR_REPLACE) != 0) return Error(ENODATA);
   record.ctime = now();
@@ -261,6 +260,13 @@ BlobNumber Tree::Change::allot_blobs(uint64_t count) {
     batch.put_number(kBlobLimitKey, blob_limit_);
   }
   return first;
+}
+
+std::vector<BlobNumber> Tree::Change::promise_blobs(size_t count) {
+  std::vector<BlobNumber> blobs(count);
+  std::iota(blobs.begin(), blobs.end(), allot_blobs(count));
+  for (const BlobNumber blob : blobs) batch.put_blob(blob, {.state = BlobState::tentative, .references = 0});
+  return blobs;
 }
 
 void Tree::Change::add_child(InodeNumber parent_number, InodeRecord& parent, const std::string& name,

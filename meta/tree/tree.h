@@ -43,6 +43,9 @@ struct NewNode {
   std::string target;  // symlink
 };
 
+// An empty directory, as mkdir with 0755 makes it now.
+InodeRecord new_directory(uint32_t uid, uint32_t gid, InodeNumber parent);
+
 // Only what is set changes.
 struct AttributeChange {
   std::optional<uint32_t> mode, uid, gid;
@@ -192,6 +195,8 @@ class Tree {
 
     InodeNumber allot_inode();
     BlobNumber allot_blobs(uint64_t count);
+    // Tentative: the next start deletes them, unless a change publishes them before.
+    std::vector<BlobNumber> promise_blobs(size_t count);
     // Puts a new directory or file below `parent` into the change; `parent` is updated, not yet put.
     void add_child(InodeNumber parent_number, InodeRecord& parent, const std::string& name, InodeNumber number,
                    const InodeRecord& child);

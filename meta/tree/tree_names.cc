@@ -56,6 +56,17 @@ void drop_folder_from(InodeRecord& parent) {
 
 }  // namespace
 
+InodeRecord new_directory(uint32_t uid, uint32_t gid, InodeNumber parent) {
+  InodeRecord record;
+  record.mode = S_IFDIR | 0755;
+  record.uid = uid;
+  record.gid = gid;
+  record.nlink = 2;
+  record.parent = parent;
+  record.atime = record.mtime = record.ctime = now();
+  return record;
+}
+
 Result<Attributes> Tree::make(InodeNumber parent_number, const std::string& name, const NewNode& node,
                               const Caller& caller) {
   TRY(check_name(name));

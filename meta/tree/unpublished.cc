@@ -4,6 +4,13 @@
 
 namespace ckptfs::meta {
 
+Result<std::vector<BlobNumber>> promise_blobs(Tree& tree, size_t count) {
+  Tree::Change change = tree.begin();
+  std::vector<BlobNumber> blobs = change.promise_blobs(count);
+  TRY(tree.commit(std::move(change)));
+  return blobs;
+}
+
 void doom_unpublished(Tree& tree, std::span<const BlobNumber> blobs, const char* what) {
   if (blobs.empty()) return;
   Tree::Change change = tree.begin();

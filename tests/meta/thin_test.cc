@@ -1,6 +1,7 @@
 #include "meta/steps/thin.h"
 
 #include "meta/formats/thinning.h"
+#include "meta/tree/unpublished.h"
 #include "tests/meta/scratch_store.h"
 
 namespace ckptfs::meta {
@@ -27,7 +28,7 @@ class ThinTest : public ScratchStore {
     thinning.step = at(kFull);
     thinning.going = {"offloaded_tensors/rank00/0_2.tensor.swp", "mp_rank_00_model_states.pt"};
     thinning.check = [] { return Result<>(success()); };
-    const auto blobs = promise_blobs(*store_, 1);
+    const auto blobs = promise_blobs(tree(), 1);
     EXPECT_TRUE(blobs);
     const auto fd = store_->blobs().create(blobs.value().front());
     EXPECT_TRUE(io::write_full(fd.value().get(), std::as_bytes(std::span(content)), 0));

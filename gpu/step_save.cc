@@ -276,10 +276,9 @@ Result<> StepSave::seal_step() const {
 // Returns true if the step holds this rank's manifest of this attempt.
 Result<bool> StepSave::is_committed() const {
   const std::string path = target_.series + "/" + target_.tag + "/" + meta::formats::manifest_name(target_.rank);
-  const auto text = io::read_file(path);
-  if (!text && text.error().errno_value() == ENOENT) return false;
-  TRY(text);
-  TRY_ASSIGN(const RankManifest manifest, meta::formats::parse_manifest(text.value()));
+  TRY_ASSIGN(const auto text, none_if_gone(io::read_file(path)));
+  if (!text) return false;
+  TRY_ASSIGN(const RankManifest manifest, meta::formats::parse_manifest(*text));
   return manifest.attempt == target_.attempt;
 }
 

@@ -87,12 +87,11 @@ Result<std::optional<InodeNumber>> InlineBlockDedup::choose(std::span<const std:
   TRY_ASSIGN(const struct stat own, io::stat_fd(blob));
   const auto begin = data.first(std::min(data.size(), kMostCompared));
   for (const InodeNumber candidate : candidates_) {
-    const auto descriptor = environment_.open_uncounted(candidate);
-    if (!descriptor && descriptor.error().errno_value() == ENOENT) continue;  // removed meanwhile
-    if (!descriptor) return descriptor.error();
-    TRY_ASSIGN(const struct stat st, io::stat_fd(descriptor.value().get()));
+    TRY_ASSIGN(const auto descriptor, none_if_gone(environment_.open_uncounted(candidate)));
+    if (!descriptor) continue;
+    TRY_ASSIGN(const struct stat st, io::stat_fd(descriptor->get()));
     if (own.st_size > 0 && st.st_size != own.st_size) continue;
-    TRY_ASSIGN(const auto there, read_there(descriptor.value().get(), begin.size(), static_cast<uint64_t>(offset)));
+    TRY_ASSIGN(const auto there, read_there(descriptor->get(), begin.size(), static_cast<uint64_t>(offset)));
     if (there.size() == begin.size() && std::memcmp(there.data(), begin.data(), begin.size()) == 0) return {candidate};
   }
   return std::optional<InodeNumber>();

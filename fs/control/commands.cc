@@ -75,10 +75,8 @@ Result<std::map<std::string, SeriesJudgement>> judge_series(const meta::Tree& tr
     if (found.contains(step.series)) continue;
     const auto number = tree.resolve(step.series);
     if (!number) continue;  // removed meanwhile
-    auto judgement = rotation.preview(number.value(), std::nullopt);
-    if (!judgement && judgement.error().errno_value() == ENOENT) continue;
-    TRY(judgement);
-    found.emplace(step.series, std::move(judgement.value()));
+    TRY_ASSIGN(auto judgement, none_if_gone(rotation.preview(number.value(), std::nullopt)));
+    if (judgement) found.emplace(step.series, std::move(*judgement));
   }
   return found;
 }

@@ -47,10 +47,9 @@ Result<std::vector<FoundFile>> readable_files(meta::Store& store, const Peer& pe
   TRY_ASSIGN(const auto steps, visible_steps(store, peer, "/"));
   std::vector<FoundFile> all;
   for (const meta::StepInfo& step : steps) {
-    auto files = seen_files_below(tree, peer.credentials, step.inode, step.series + "/" + step.tag, kRead, left_out);
-    if (!files && files.error().errno_value() == ENOENT) continue;  // removed meanwhile
-    TRY(files);
-    std::ranges::move(files.value(), std::back_inserter(all));
+    const std::string here = step.series + "/" + step.tag;
+    TRY_ASSIGN(auto files, none_if_gone(seen_files_below(tree, peer.credentials, step.inode, here, kRead, left_out)));
+    if (files) std::ranges::move(*files, std::back_inserter(all));  // none: removed meanwhile
   }
   std::ranges::sort(all, {}, &FoundFile::path);
   return all;
@@ -100,13 +99,13 @@ Result<json> verify(meta::Store& store, const Peer& peer, const json& arguments)
       answer["next"] = Position{file.path, 0}.to_json();
       break;
     }
-    const auto verified = verify_file(store, file, again, file.path == from.file ? from.at : 0, until(end));
-    if (!verified && verified.error().errno_value() == ENOENT) continue;  // removed meanwhile
-    TRY(verified);
-    answer["files"].push_back(to_json(file, verified.value()));
-    bytes += verified.value().bytes;
-    if (verified.value().done) continue;
-    answer["next"] = Position{file.path, verified.value().next}.to_json();
+    const uint64_t begin = file.path == from.file ? from.at : 0;
+    TRY_ASSIGN(const auto verified, none_if_gone(verify_file(store, file, again, begin, until(end))));
+    if (!verified) continue;  // removed meanwhile
+    answer["files"].push_back(to_json(file, *verified));
+    bytes += verified->bytes;
+    if (verified->done) continue;
+    answer["next"] = Position{file.path, verified->next}.to_json();
     break;
   }
   answer["bytes"] = bytes;

@@ -41,10 +41,9 @@ Result<FetchedStep> fetched_step_from(const json& record) {
 }
 
 Result<std::optional<FetchedStep>> fetched_step(const meta::Store& store, meta::InodeNumber step) {
-  const auto text = store.index().xattr(step, kFetchedXattr);
-  if (!text && text.error().errno_value() == ENOENT) return std::optional<FetchedStep>();
-  TRY(text);
-  TRY_ASSIGN(const json parsed, io::parse_json(text.value(), {}));
+  TRY_ASSIGN(const auto text, none_if_gone(store.index().xattr(step, kFetchedXattr)));
+  if (!text) return std::optional<FetchedStep>();
+  TRY_ASSIGN(const json parsed, io::parse_json(*text, {}));
   TRY_ASSIGN(FetchedStep fetched, fetched_step_from(parsed));
   return std::optional(std::move(fetched));
 }

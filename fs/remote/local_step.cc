@@ -168,17 +168,12 @@ Result<> LocalStep::read(size_t index, uint64_t offset, std::span<std::byte> buf
 
 Result<bool> LocalStep::is_current() const {
   if (meta::name_of(env_.store.tree(), step_) != tag_) return false;
-  const auto now = collect();
-  if (!now && now.error().errno_value() == ENOENT) return false;
-  TRY(now);
-  const Tree& tree = now.value();
-  if (tree.files != files_ || !std::ranges::equal(tree.entries, entries_, is_same_entry)) return false;
+  TRY_ASSIGN(const auto tree, none_if_gone(collect()));
+  if (!tree || tree->files != files_ || !std::ranges::equal(tree->entries, entries_, is_same_entry)) return false;
   for (size_t at = 0; at < entries_.size(); ++at) {
     if (entries_[at].kind != Entry::Kind::file) continue;
-    const auto verdict = meta::known_verdict(env_.store, files_[at].inode);
-    if (!verdict && verdict.error().errno_value() == ENOENT) return false;
-    TRY(verdict);
-    if (verdict.value() != meta::Verdict::ok) return false;
+    TRY_ASSIGN(const auto verdict, none_if_gone(meta::known_verdict(env_.store, files_[at].inode)));
+    if (verdict != meta::Verdict::ok) return false;
   }
   return true;
 }

@@ -54,10 +54,9 @@ Result<RemoteSettings> remote_settings_from(const json& record) {
 }
 
 Result<std::optional<RemoteSettings>> remote_of(const meta::Store& store, meta::InodeNumber series) {
-  const auto text = store.index().xattr(series, kRemoteXattr);
-  if (!text && text.error().errno_value() == ENOENT) return std::optional<RemoteSettings>();
-  TRY(text);
-  TRY_ASSIGN(const json record, io::parse_json(text.value(), {}));
+  TRY_ASSIGN(const auto text, none_if_gone(store.index().xattr(series, kRemoteXattr)));
+  if (!text) return std::optional<RemoteSettings>();
+  TRY_ASSIGN(const json record, io::parse_json(*text, {}));
   TRY_ASSIGN(RemoteSettings settings, remote_settings_from(record));
   return std::optional(std::move(settings));
 }

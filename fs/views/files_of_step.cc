@@ -61,15 +61,12 @@ Result<> FilesOfStep::collect(InodeNumber step) {
   lasting_ = std::to_string(meta::formats::kReaders) + '\0';
   return meta::for_each_file(tree_, step, [&](const std::vector<std::string>& path, InodeNumber inode) -> Result<> {
     if (stop_) return Error(ECANCELED);
-    auto attributes = tree_.attributes(inode);
-    if (!attributes && attributes.error().errno_value() == ENOENT) return success();  // it was removed this moment
-    if (!attributes) return attributes.error();
-    TRY_ASSIGN(const auto access, reachable(path, attributes.value().stat));
+    TRY_ASSIGN(auto attributes, none_if_gone(tree_.attributes(inode)));
+    if (!attributes) return success();  // it was removed this moment
+    TRY_ASSIGN(const auto access, reachable(path, attributes->stat));
     if (!access) return success();
-    auto now = inspect(inode, attributes.value());
-    if (!now && now.error().errno_value() == ENOENT) return success();
-    if (!now) return now.error();
-    add(fmt::format("{}", fmt::join(path, "/")), inode, attributes.value().record, now.value(), *access);
+    TRY_ASSIGN(auto now, none_if_gone(inspect(inode, *attributes)));
+    if (now) add(fmt::format("{}", fmt::join(path, "/")), inode, attributes->record, *now, *access);
     return success();
   });
 }
@@ -162,10 +159,9 @@ Result<const FilesOfStep::Folder*> FilesOfStep::folder(const std::vector<std::st
 Result<std::optional<Access>> FilesOfStep::reachable(const std::vector<std::string>& path, const struct stat& file) {
   Access access{file.st_uid, file.st_gid, file.st_mode & 0777};
   for (size_t depth = 0; depth + 1 < path.size(); ++depth) {
-    const auto found = folder(path, depth);
-    if (!found && found.error().errno_value() == ENOENT) return std::optional<Access>();
-    TRY(found);
-    const meta::InodeRecord& record = found.value()->record;
+    TRY_ASSIGN(const auto found, none_if_gone(folder(path, depth)));
+    if (!found) return std::optional<Access>();
+    const meta::InodeRecord& record = (*found)->record;
     const bool same_owner = record.uid == access.uid && record.gid == access.gid;
     const uint32_t searchable = record.mode & 0111;
     if (searchable != 0111 && !same_owner) return std::optional(Access{0, 0, 0400});

@@ -90,10 +90,8 @@ Result<bool> ViewFile::has_changed(uint32_t file) const {
 
 Result<bool> ViewFile::is_outdated() const {
   for (const auto& [file, source] : sources_) {
-    const auto record = parts_.tree.inode(source.file->inode);
-    if (!record && record.error().errno_value() == ENOENT) return true;
-    if (!record) return record.error();
-    if (record.value().nlink == 0) return true;
+    TRY_ASSIGN(const auto record, none_if_gone(parts_.tree.inode(source.file->inode)));
+    if (!record || record->nlink == 0) return true;
     if (view_->files[file].frozen) continue;
     if (source.file->changes != source.changes) return true;
     TRY_ASSIGN(const bool changed, has_changed(file));

@@ -352,10 +352,9 @@ Result<std::unordered_set<InodeNumber>> Views::leading_to_steps() const {
   TRY_ASSIGN(const auto all, meta::list_series(tree_));
   for (InodeNumber at : all) {
     while (leading.insert(at).second) {
-      const auto record = tree_.inode(at);
-      if (!record && record.error().errno_value() == ENOENT) break;  // it was removed this moment
-      TRY(record);
-      at = record.value().parent;
+      TRY_ASSIGN(const auto record, none_if_gone(tree_.inode(at)));
+      if (!record) break;  // it was removed this moment
+      at = record->parent;
     }
   }
   return leading;

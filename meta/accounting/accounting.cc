@@ -238,10 +238,8 @@ Result<std::vector<Accounting::Holder>> Accounting::find_holders(const std::vect
 
 Result<uint64_t> Accounting::length_of(const InodeRecord& record) const {
   if (!record.is_live_file()) return record.size;
-  const auto blob = blobs_.stat(record.blob);
-  if (blob) return static_cast<uint64_t>(blob.value().st_size);
-  if (blob.error().errno_value() == ENOENT) return uint64_t{0};  // removed meanwhile, or damaged
-  return blob.error();
+  TRY_ASSIGN(const auto blob, none_if_gone(blobs_.stat(record.blob)));
+  return blob ? static_cast<uint64_t>(blob->st_size) : 0;  // none: removed meanwhile, or damaged
 }
 
 Result<> Accounting::sweep(const std::vector<Holder>& holders, std::span<DiskTally> tallies) {
@@ -285,12 +283,11 @@ Result<std::optional<Usage>> Accounting::usage_from_own_extents(InodeNumber file
   if (!record.is_regular()) return Error(EINVAL);
   Usage usage;
   TRY_ASSIGN(usage.apparent, length_of(record));
-  const auto blob = blobs_.open(record.blob, O_RDONLY);
-  if (!blob && blob.error().errno_value() == ENOENT) return std::optional(usage);
-  if (!blob) return blob.error();
+  TRY_ASSIGN(const auto blob, none_if_gone(blobs_.open(record.blob, O_RDONLY)));
+  if (!blob) return std::optional(usage);
   TRY_ASSIGN(const BlobRecord references, index_.blob(record.blob));
   OwnExtents extents(limits_.pieces / 8);
-  const auto read = extents.read(blob.value().get());
+  const auto read = extents.read(blob->get());
   if (!read && read.error().errno_value() == ENOBUFS) return std::optional<Usage>();
   TRY(read);
   const auto shared = extents.shared();

@@ -19,12 +19,10 @@ struct Side {
 // The digests are empty if the blob has no valid ones, or is gone.
 Result<Side> open_side(const Store& store, BlobNumber blob) {
   Side side;
-  const auto record = store.index().blob(blob);
-  if (!record) return record.error().errno_value() == ENOENT ? Result<Side>(std::move(side)) : record.error();
-  const bool alive = record.value().state == BlobState::live || record.value().state == BlobState::frozen;
-  if (!store.tree().write_back().check(blob)) return side;
-  if (!alive || record.value().digest.state != DigestState::taken) return side;
-  side.digest = record.value().digest;
+  TRY_ASSIGN(const auto record, none_if_gone(store.index().blob(blob)));
+  const bool alive = record && (record->state == BlobState::live || record->state == BlobState::frozen);
+  if (!alive || record->digest.state != DigestState::taken || !store.tree().write_back().check(blob)) return side;
+  side.digest = record->digest;
   TRY_ASSIGN(side.chunks, digests_of(store.index(), blob, side.digest));
   TRY_ASSIGN(side.fd, store.blobs().open(blob, O_RDONLY));
   return side;

@@ -110,10 +110,9 @@ Result<Look> fetch_look(io::ObjectStore& store, uint64_t n, const io::RequestLim
 }
 
 Result<std::optional<Look>> read_memory(const std::string& file) {
-  const auto text = io::read_file(file);
-  if (!text && text.error().errno_value() == ENOENT) return std::optional<Look>();
-  if (!text) return text.error();
-  auto look = parse_look(text.value(), 1, file);
+  TRY_ASSIGN(const auto text, none_if_gone(io::read_file(file)));
+  if (!text) return std::optional<Look>();
+  auto look = parse_look(*text, 1, file);
   if (look) return std::optional(std::move(look).value());
   return Error(look.error().errno_value(), look.error().message() +
                                                ". It says what this machine has seen in the remote. Without it nothing "

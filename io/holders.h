@@ -10,9 +10,7 @@
 
 #include "io/mount_table.h"
 
-namespace ckptfs::fs::cli {
-
-using io::MountEntry;
+namespace ckptfs::io {
 
 struct Holder {
   pid_t pid = 0;
@@ -28,4 +26,4 @@ std::vector<Holder> find_holders(const MountEntry& mount, size_t limit);
 // is the mountpoint there. The daemon serves as long as one of these mounts is left.
 std::vector<Holder> find_copies(const MountEntry& mount, size_t limit);
 
-}  // namespace ckptfs::fs::cli
+}  // namespace ckptfs::io

@@ -39,10 +39,10 @@ Digest digest_of(std::span<const std::byte> bytes) {
   return finish_blake3(hasher);
 }
 
-std::string hex_of(const Digest& digest) {
+std::string hex_of(std::span<const std::byte> bytes) {
   std::string text;
-  text.reserve(2 * digest.size());
-  for (const std::byte byte : digest) {
+  text.reserve(2 * bytes.size());
+  for (const std::byte byte : bytes) {
     text += kHexDigits[std::to_integer<size_t>(byte) >> 4];
     text += kHexDigits[std::to_integer<size_t>(byte) & 15];
   }

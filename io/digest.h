@@ -30,8 +30,8 @@ class Hasher {
   std::unique_ptr<State> state_;
 };
 
-// In hexadecimal: 64 lower-case digits.
-std::string hex_of(const Digest& digest);
+// In hexadecimal, by lower-case digits: 64 of a digest.
+std::string hex_of(std::span<const std::byte> bytes);
 // Returns nothing if the text is not what hex_of() makes.
 std::optional<Digest> digest_from_hex(std::string_view text);
 

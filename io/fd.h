@@ -52,7 +52,7 @@ Result<> allocate(int fd, uint64_t size);
 // Reads from the descriptor's current position to the end. It ignores the file's size, which is wrong in /proc and
 // /sys. `path`: for the error.
 Result<std::string> read_to_end(int fd, const std::string& path);
-// Reads a whole small file as text.
+// Reads a whole small file as text, also one whose size the kernel does not tell (/proc, /sys).
 Result<std::string> read_file(const std::string& path);
 // Replaces the file's content durably: writes a new file beside it, fsyncs that, renames it over the old one, and
 // fsyncs the folder.

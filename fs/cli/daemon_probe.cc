@@ -9,6 +9,7 @@
 
 #include "fs/cli/client.h"
 #include "fs/cli/system.h"
+#include "io/fd.h"
 
 namespace ckptfs::fs::cli {
 
@@ -19,7 +20,7 @@ std::optional<DaemonHandle> handle_on(pid_t pid) {
   daemon.process.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (!daemon.process) return std::nullopt;
   // If the daemon is in another pid namespace, its number means another process here.
-  const auto name = read_text("/proc/" + std::to_string(pid) + "/comm");
+  const auto name = io::read_file("/proc/" + std::to_string(pid) + "/comm");
   if (!name || !name.value().starts_with("ckptfs")) return std::nullopt;
   return daemon;
 }
@@ -34,7 +35,7 @@ namespace {
 
 // Its first thread has ended. The others, if there are any, are about to.
 bool is_zombie(pid_t pid) {
-  const auto status = read_text("/proc/" + std::to_string(pid) + "/status");
+  const auto status = io::read_file("/proc/" + std::to_string(pid) + "/status");
   return status && status.value().find("\nState:\tZ") != std::string::npos;
 }
 

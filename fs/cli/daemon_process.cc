@@ -13,6 +13,7 @@
 
 #include "fs/cli/system.h"
 #include "io/control_message.h"
+#include "io/fd.h"
 #include "io/lease.h"
 #include "io/log.h"
 
@@ -68,7 +69,7 @@ void raise_limit(__rlimit_resource_t resource, const char* name, rlim_t wanted) 
 // The limits of the shell that mounts are meant for one program, but the daemon writes the files of all users.
 void raise_limits() {
   rlim_t descriptors = kWantedDescriptors;
-  if (auto most = read_text("/proc/sys/fs/nr_open")) {
+  if (auto most = io::read_file("/proc/sys/fs/nr_open")) {
     descriptors = std::min<rlim_t>(descriptors, std::strtoull(most.value().c_str(), nullptr, 10));
   }
   raise_limit(RLIMIT_NOFILE, "RLIMIT_NOFILE (ulimit -n)", descriptors);

@@ -60,7 +60,7 @@ class Bundle {
     const auto done = io::run_process(words);
     add(io::joined(words, " "), done ? Result<std::string>(done.value().out + done.value().err) : done.error());
   }
-  void add_file(const std::string& path) { add(path, read_text(path)); }
+  void add_file(const std::string& path) { add(path, io::read_file(path)); }
   void add_own(const std::string& self, const Words& words) {
     Words all{self};
     all.insert(all.end(), words.begin(), words.end());
@@ -90,7 +90,7 @@ void add_mount(Bundle& bundle, const std::string& self, const Target& target) {
   bundle.add_own(self, {"remote", "status", "--json", point});
   const std::string process = "/proc/" + std::to_string(status.value().value("pid", 0));
   for (const char* const name : {"/status", "/limits", "/io"}) bundle.add_file(process + name);
-  const auto words = read_text(process + "/cmdline");
+  const auto words = io::read_file(process + "/cmdline");
   const std::string log = words ? log_of(words.value()) : "";
   if (log.empty()) {
     bundle.add_output({"journalctl", "-t", "ckptfs", "-n", "2000", "--no-pager"});

@@ -38,7 +38,7 @@ std::optional<Version> parse_version(const std::string& text) {
 }
 
 bool has_sys_admin() {
-  const auto status = read_text("/proc/self/status");
+  const auto status = io::read_file("/proc/self/status");
   if (!status) return false;
   const size_t at = status.value().find("CapEff:");
   if (at == std::string::npos) return false;
@@ -46,7 +46,7 @@ bool has_sys_admin() {
 }
 
 bool in_initial_user_namespace() {
-  const auto map = read_text("/proc/self/uid_map");
+  const auto map = io::read_file("/proc/self/uid_map");
   if (!map) return true;  // a kernel without user namespaces
   std::istringstream stream(map.value());
   uint64_t inside = 1, outside = 1, count = 0;
@@ -188,7 +188,7 @@ Check check_privileges() {
 
 Check check_page_limit() {
   Check check{"request size", Verdict::ok, "", ""};
-  const auto limit = read_text(kPageLimit);
+  const auto limit = io::read_file(kPageLimit);
   if (!limit) {
     check.verdict = Verdict::warn;
     check.found = "no fs.fuse.max_pages_limit: unaligned requests of 1 MiB are split in two";
@@ -220,7 +220,7 @@ Check check_wake_ups(const std::string& idle_driver, const std::string& polled_n
 
 Check check_wake_ups() {
   const auto line = [](const char* path) {
-    const auto text = read_text(path);
+    const auto text = io::read_file(path);
     return text ? text.value().substr(0, text.value().find('\n')) : std::string();
   };
   return check_wake_ups(line(kIdleDriver), line(kHaltPoll));

@@ -19,6 +19,7 @@
 #include "fs/cli/limited_call.h"
 #include "fs/cli/mount_options.h"
 #include "fs/cli/system.h"
+#include "io/fd.h"
 #include "io/text.h"
 
 namespace ckptfs::fs::cli {
@@ -200,7 +201,7 @@ std::vector<Check> check_services(const std::string& folder) {
   }
   std::ranges::sort(paths);
   std::vector<Check> checks;
-  for (const std::string& path : paths) checks.push_back(check_service(path, read_text(path)));
+  for (const std::string& path : paths) checks.push_back(check_service(path, io::read_file(path)));
   return checks;
 }
 

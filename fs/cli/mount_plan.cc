@@ -10,6 +10,7 @@
 
 #include "fs/cli/daemon_probe.h"
 #include "fs/cli/system.h"
+#include "io/fd.h"
 #include "io/image.h"
 #include "io/process.h"
 #include "io/unmount.h"
@@ -38,7 +39,7 @@ Result<std::string> read_token(const std::string& path) {
   if ((st.st_mode & 077) != 0) {
     return Error(EACCES, "http_token=" + path + ": others may read it; chmod 600 " + path);
   }
-  TRY_ASSIGN(std::string token, read_text(path));
+  TRY_ASSIGN(std::string token, io::read_file(path));
   while (!token.empty() && (token.back() == '\n' || token.back() == '\r')) token.pop_back();
   // The page takes the token from its address. So only characters are allowed that mean nothing in an address.
   const bool plain = std::all_of(token.begin(), token.end(), [](unsigned char c) {

@@ -13,6 +13,7 @@
 #include "fs/cli/format.h"
 #include "fs/cli/system.h"
 #include "fs/cli/timing.h"
+#include "io/fd.h"
 #include "io/json.h"
 #include "io/text.h"
 
@@ -36,7 +37,7 @@ Result<json> manifest_of(const Target& step) {
     return Error(EXDEV, step.mount.mountpoint + ": only a part of the mount is bound here, without its views");
   }
   const std::string path = step.mount.mountpoint + "/views" + step.path + "/manifest.json";
-  TRY_ASSIGN(const std::string text, read_text(path));
+  TRY_ASSIGN(const std::string text, io::read_file(path));
   const io::JsonBounds bounds{.bytes = text.size(), .values = io::kAnyNumber, .text = text.size()};
   auto manifest = io::parse_json(text, bounds);
   if (!manifest) return Error(EBADMSG, path + ": " + manifest.error().message() + "; report this");

@@ -14,6 +14,7 @@
 
 #include "fs/cli/format.h"
 #include "fs/cli/system.h"
+#include "io/fd.h"
 #include "io/fuse_connection.h"
 #include "io/image_file.h"
 #include "io/text.h"
@@ -26,7 +27,7 @@ namespace {
 std::optional<pid_t> locker_of(const std::string& path) {
   struct stat st {};
   if (::stat(path.c_str(), &st) != 0) return std::nullopt;
-  const auto locks = read_text("/proc/locks");
+  const auto locks = io::read_file("/proc/locks");
   if (!locks) return std::nullopt;
   std::istringstream lines(locks.value());
   for (std::string line; std::getline(lines, line);) {
@@ -43,7 +44,7 @@ std::optional<pid_t> locker_of(const std::string& path) {
 // first thread is a zombie meanwhile.
 bool was_killed(pid_t pid) {
   constexpr unsigned long long kKill = 1ULL << 8;
-  const auto status = read_text("/proc/" + std::to_string(pid) + "/status");
+  const auto status = io::read_file("/proc/" + std::to_string(pid) + "/status");
   if (!status) return false;
   std::istringstream lines(status.value());
   for (std::string line; std::getline(lines, line);) {
@@ -68,7 +69,7 @@ std::vector<pid_t> killed_daemons() {
   for (const std::string& name : names_in("/proc")) {
     const auto pid = io::parse_number<pid_t>(name);
     if (!pid) continue;
-    const auto command = read_text("/proc/" + name + "/comm");
+    const auto command = io::read_file("/proc/" + name + "/comm");
     if (command && command.value().starts_with("ckptfs") && was_killed(*pid)) found.push_back(*pid);
   }
   return found;
@@ -83,7 +84,7 @@ std::set<std::string> connections_of(pid_t pid) {
   for (const std::string& task : names_in(tasks)) {
     const std::string descriptors = tasks + task + "/fdinfo/";
     for (const std::string& descriptor : names_in(descriptors)) {
-      const auto text = read_text(descriptors + descriptor);
+      const auto text = io::read_file(descriptors + descriptor);
       const size_t at = text ? text.value().find(kKey) : std::string::npos;
       if (at == std::string::npos) continue;
       const size_t begin = at + kKey.size();
@@ -127,7 +128,7 @@ std::optional<StoreDaemon> daemon_of_store(const std::string& store) {
     auto handle = handle_on(*pid);
     if (!handle) continue;
     StoreDaemon daemon{std::move(*handle), was_killed(*pid), false};
-    const auto name = read_text("/proc/" + std::to_string(*pid) + "/comm");
+    const auto name = io::read_file("/proc/" + std::to_string(*pid) + "/comm");
     daemon.leaving = name && name.value().starts_with(kLeavingName);
     return daemon;
   }

@@ -13,15 +13,6 @@
 
 namespace ckptfs::fs::cli {
 
-Result<std::string> read_text(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return last_error(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (file.bad()) return Error(EIO, path + ": cannot be read");
-  return text.str();
-}
-
 namespace {
 
 namespace files = std::filesystem;

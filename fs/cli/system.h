@@ -16,9 +16,6 @@ enum ExitCode {
   kDamaged = 3,  // what was asked about does not hold what was written
 };
 
-// Reads all of a file whose size the kernel does not tell (/proc, /sys).
-Result<std::string> read_text(const std::string& path);
-
 // Returns the path as an absolute one, without ".", ".." and symlinks as far as it exists. If a dead mount lies at its
 // end, so that it cannot be walked, its last name stays as it is. If it cannot be walked within some seconds, since the
 // daemon of a mount on it hangs, its symlinks stay.

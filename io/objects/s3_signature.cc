@@ -6,6 +6,9 @@
 #include <array>
 #include <cstdio>
 #include <ctime>
+#include <span>
+
+#include "io/digest.h"
 
 namespace ckptfs::io {
 namespace {
@@ -27,15 +30,7 @@ std::string sha256(std::string_view text) {
   return {reinterpret_cast<const char*>(out.data()), length};
 }
 
-std::string hexadecimal(std::string_view bytes) {
-  constexpr std::string_view kDigits = "0123456789abcdef";
-  std::string text;
-  for (const unsigned char byte : bytes) {
-    text += kDigits[byte >> 4];
-    text += kDigits[byte & 15];
-  }
-  return text;
-}
+std::string hexadecimal(std::string_view bytes) { return hex_of(std::as_bytes(std::span(bytes))); }
 
 std::string time_text(std::chrono::system_clock::time_point now, const char* format) {
   const std::time_t seconds = std::chrono::system_clock::to_time_t(now);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "io/json.h"
+#include "meta/formats/name_parts.h"
 #include "meta/names.h"
 
 namespace ckptfs::meta::formats {
@@ -210,11 +211,7 @@ std::string manifest_name(unsigned rank) {
 }
 
 std::optional<unsigned> rank_of_manifest(std::string_view name) {
-  if (!name.starts_with(kManifestPrefix) || !name.ends_with(kManifestSuffix)) return std::nullopt;
-  name.remove_prefix(kManifestPrefix.size());
-  if (name.size() < kManifestSuffix.size()) return std::nullopt;
-  name.remove_suffix(kManifestSuffix.size());
-  return rank_of(name);
+  return skip(name, kManifestPrefix) && drop(name, kManifestSuffix) ? rank_of(name) : std::nullopt;
 }
 
 std::string manifest_text(const RankManifest& manifest) {

@@ -13,6 +13,7 @@
 #include "fs/cli/system.h"
 #include "io/aligned_buffer.h"
 #include "io/fd.h"
+#include "io/process.h"
 #include "io/sharing_probe.h"
 #include "io/unmount.h"
 
@@ -54,15 +55,6 @@ bool in_initial_user_namespace() {
   return inside == 0 && outside == 0 && count == UINT32_MAX;
 }
 
-bool in_path(const std::string& program) {
-  const char* path = std::getenv("PATH");
-  std::istringstream stream(std::string(path == nullptr ? "" : path) + ":/usr/sbin:/sbin");
-  for (std::string folder; std::getline(stream, folder, ':');) {
-    if (access((folder + "/" + program).c_str(), X_OK) == 0) return true;
-  }
-  return false;
-}
-
 // Loop devices are needed for images only. If nothing but an image will do here, their lack is a failure.
 Check check_loop(bool needed) {
   Check check{"loop devices", Verdict::ok, "/dev/loop-control is there", ""};
@@ -75,7 +67,7 @@ Check check_loop(bool needed) {
 
 Check check_mkfs(bool needed) {
   Check check{"mkfs.xfs", Verdict::ok, "installed", ""};
-  if (in_path("mkfs.xfs")) return check;
+  if (io::find_program("mkfs.xfs")) return check;
   check.verdict = needed ? Verdict::fail : Verdict::warn;
   check.found = "not installed: images cannot be made";
   check.advice = "apt install xfsprogs";
@@ -169,7 +161,7 @@ Check check_fuse_device() {
 Check check_privileges() {
   Check check{"privileges", Verdict::ok, "root with CAP_SYS_ADMIN in the initial user namespace", ""};
   if (geteuid() != 0) {
-    const bool can = in_path(io::kUserUnmounter);
+    const bool can = io::find_program(io::kUserUnmounter).has_value();
     check.verdict = can ? Verdict::warn : Verdict::fail;
     check.found = can ? "an ordinary user: no passthrough, every byte goes through the daemon; no images"
                       : "an ordinary user without fusermount3: nothing can be mounted";

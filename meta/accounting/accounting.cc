@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 
@@ -19,8 +18,7 @@ constexpr Owner kNobody = 0;  // the owners that were asked for have numbers fro
 struct Named {
   InodeNumber inode = 0;
   Owner owner = kNobody;
-  bool operator==(const Named&) const = default;
-  bool operator<(const Named& other) const { return std::tie(inode, owner) < std::tie(other.inode, other.owner); }
+  auto operator<=>(const Named&) const = default;
 };
 
 // Finds the owner of a folder: that of the nearest root at or above the folder.
@@ -196,9 +194,7 @@ Result<std::vector<Accounting::Holder>> Accounting::find_holders(const std::vect
     BlobNumber blob = 0;
     Owner owner = kNobody;
     InodeNumber live = 0;
-    bool operator<(const Hold& other) const {
-      return std::tie(blob, owner, live) < std::tie(other.blob, other.owner, other.live);
-    }
+    auto operator<=>(const Hold&) const = default;
   };
   std::vector<Hold> holds;
   auto name = names.begin();

@@ -6,7 +6,6 @@
 #include <set>
 #include <span>
 #include <string_view>
-#include <tuple>
 #include <utility>
 
 #include "meta/formats/assembly.h"
@@ -154,9 +153,7 @@ class Folder {
   struct ChunkName {
     std::string_view tensor;
     Shape offsets;
-    bool operator<(const ChunkName& other) const {
-      return std::tie(tensor, offsets) < std::tie(other.tensor, other.offsets);
-    }
+    auto operator<=>(const ChunkName&) const = default;
   };
 
   // Counts the tensor twice: as it is here, and as the parameter that it becomes.

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <random>
-#include <tuple>
 #include <utility>
 
 #include "io/objects/object_store.h"
@@ -57,10 +56,6 @@ std::optional<DecisionName> parse_decision(std::string_view key, std::string_vie
 }
 
 }  // namespace
-
-std::strong_ordering PushName::operator<=>(const PushName& other) const {
-  return std::tie(tag, slot, id) <=> std::tie(other.tag, other.slot, other.id);
-}
 
 std::string PushName::text() const { return fmt::format("{}/{}.{}", tag, slot, id); }
 

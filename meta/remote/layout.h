@@ -46,8 +46,7 @@ struct PushName {
   std::string id;  // 16 hexadecimal digits
 
   std::string text() const;  // "<tag>/<slot>.<id>"
-  bool operator==(const PushName&) const = default;
-  std::strong_ordering operator<=>(const PushName& other) const;
+  auto operator<=>(const PushName&) const = default;
 };
 // 16 random hexadecimal digits.
 std::string new_id();

@@ -4,9 +4,9 @@
 #include <sys/types.h>
 
 #include <chrono>
+#include <compare>
 #include <cstdint>
 #include <string>
-#include <tuple>
 
 namespace ckptfs::meta {
 
@@ -18,8 +18,7 @@ uint64_t process_start(pid_t tid);
 struct Process {
   pid_t pid = 0;       // 0: it cannot be seen from here, as one of another pid namespace or one that /proc hides
   uint64_t start = 0;  // clock ticks after the boot
-  bool operator==(const Process&) const = default;
-  bool operator<(const Process& other) const { return std::tie(pid, start) < std::tie(other.pid, other.start); }
+  auto operator<=>(const Process&) const = default;
 };
 // The process that thread `tid` belongs to; likewise remembered for a second. `gone`: there is none any more.
 // `forked_from`: the program that it, or what it was forked from, is a fork of without exec; itself: of none. A parent

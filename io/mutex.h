@@ -31,7 +31,6 @@
 #define REQUIRES(...) CKPTFS_THREAD_ATTRIBUTE(requires_capability(__VA_ARGS__))
 #define EXCLUDES(...) CKPTFS_THREAD_ATTRIBUTE(locks_excluded(__VA_ARGS__))
 #define ACQUIRE(...) CKPTFS_THREAD_ATTRIBUTE(acquire_capability(__VA_ARGS__))
-#define TRY_ACQUIRE(...) CKPTFS_THREAD_ATTRIBUTE(try_acquire_capability(__VA_ARGS__))
 #define RELEASE(...) CKPTFS_THREAD_ATTRIBUTE(release_capability(__VA_ARGS__))
 #define ASSERT_CAPABILITY(mutex) CKPTFS_THREAD_ATTRIBUTE(assert_capability(mutex))
 #define RETURN_CAPABILITY(mutex) CKPTFS_THREAD_ATTRIBUTE(lock_returned(mutex))
@@ -55,7 +54,6 @@ class CAPABILITY("mutex") Mutex {
 class SCOPED_CAPABILITY MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
-  MutexLock(Mutex& mutex, std::adopt_lock_t /*held*/) REQUIRES(mutex) : mutex_(mutex) {}
   MutexLock(const MutexLock&) = delete;
   MutexLock& operator=(const MutexLock&) = delete;
   ~MutexLock() RELEASE() {

@@ -202,8 +202,18 @@ Result<Union> unite(const std::vector<const Part*>& parts) {
 }
 
 formats::CompletenessJudgement judge_union(const std::vector<const Part*>& parts, const Union& whole) {
+  const Part* named = nullptr;  // the first that names its attempt
   std::vector<const formats::CompletenessFacts*> facts;
-  for (const Part* const part : parts) facts.push_back(&part->header().facts);
+  for (const Part* const part : parts) {
+    const PartHeader& header = part->header();
+    facts.push_back(&header.facts);
+    if (header.attempt.empty()) continue;
+    if (named == nullptr) named = part;
+    if (header.attempt != named->header().attempt) {
+      return {formats::Completeness::incomplete, fmt::format("slots {} and {} hold different attempts of this step",
+                                                             named->header().push.slot, header.push.slot)};
+    }
+  }
   std::vector<formats::StepFiles::File> files;
   for (const UnionEntry& one : whole.entries) {
     const Entry& entry = parts[one.slot]->entries()[one.index];

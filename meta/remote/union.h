@@ -38,8 +38,8 @@ Result<bool> is_same_save(const std::vector<const Part*>& before, const std::vec
 // `parts`: of slots 0, 1, ... EEXIST, in words: what differs, and between which slots.
 Result<Union> unite(const std::vector<const Part*>& parts);
 
-// Are all files of the step there, by the facts of the parts? They must be of one attempt (election.cc). The paths that
-// are judged are those of the union, with "" for the step itself.
+// Are all files of the step there, by the facts of the parts? It is incomplete if two slots name different attempts;
+// one that names none may go with any. The paths that are judged are those of the union, with "" for the step itself.
 formats::CompletenessJudgement judge_union(const std::vector<const Part*>& parts, const Union& whole);
 
 }  // namespace ckptfs::meta::remote

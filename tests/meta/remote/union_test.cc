@@ -179,5 +179,18 @@ TEST_F(UnionTest, RanksThatDoNotMatchAreRefused) {
   EXPECT_EQ(united({BuiltPart().file("offloaded_tensors/rank00/a", "x")}).size(), 4U);  // one slot has no local ranks
 }
 
+TEST_F(UnionTest, DifferentAttemptsAreIncomplete) {
+  BuiltPart one, other, none;
+  one.attempt = "first";
+  other.attempt = "second";
+  const auto judged = [&](const std::vector<BuiltPart>& built) {
+    united(built);
+    return judge_union(pointers_, whole_);
+  };
+  EXPECT_EQ(judged({one, none, other}).completeness, formats::Completeness::incomplete);
+  EXPECT_EQ(judged({one, none, other}).reason, "slots 0 and 2 hold different attempts of this step");
+  EXPECT_NE(judged({one, none, one}).reason, judged({one, none, other}).reason);
+}
+
 }  // namespace
 }  // namespace ckptfs::meta::remote

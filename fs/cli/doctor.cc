@@ -14,19 +14,24 @@
 #include "fs/cli/doctor_settings.h"
 #include "fs/cli/format.h"
 #include "fs/cli/system.h"
+#include "io/image.h"
 
 namespace ckptfs::fs::cli {
 namespace {
 
 using nlohmann::json;
 
-// A folder on a mount whose daemon hangs would keep the doctor waiting.
-std::vector<Check> check_folder_that_answers(const std::string& folder) {
+// Where a store stands already nothing has to be looked for. A mount whose daemon hangs would keep the doctor waiting.
+std::vector<Check> check_place(const std::string& folder) {
   const auto mounts = io::mount_table();
   const auto mount = mounts ? io::mount_of(mounts.value(), folder) : std::nullopt;
-  const auto answers = mount && io::is_ckptfs(*mount) ? check_answers(*mount) : Result<>(success());
-  if (answers || answers.error().errno_value() != ETIMEDOUT) return check_folder(folder);
-  return {{"file system", Verdict::fail, answers.error().message(), "name a folder that is not on this mount"}};
+  if (mount && io::is_ckptfs(*mount)) {
+    const auto answers = check_answers(*mount);
+    if (answers) return {{"file system", Verdict::ok, folder + ": on the mount " + mount->mountpoint, ""}};
+    return {{"file system", Verdict::fail, answers.error().message(), "name a folder that is not on this mount"}};
+  }
+  if (io::has_image(folder)) return {{"file system", Verdict::ok, folder + ": has the image of a store", ""}};
+  return check_folder(folder);
 }
 
 std::vector<Check> examine(const std::string& folder) {
@@ -35,8 +40,7 @@ std::vector<Check> examine(const std::string& folder) {
   std::vector<Check> checks{check_kernel(names.release), check_libfuse(fuse_pkgversion()),
                             check_fuse_device(),         check_privileges(),
                             check_page_limit(),          check_wake_ups()};
-  for (auto found :
-       {check_folder_that_answers(folder), check_mounts(), check_fstab("/etc/fstab"), check_services("/etc/ckptfs")}) {
+  for (auto found : {check_place(folder), check_mounts(), check_fstab("/etc/fstab"), check_services("/etc/ckptfs")}) {
     std::ranges::move(found, std::back_inserter(checks));
   }
   return checks;

@@ -83,7 +83,7 @@ std::string series_table(const std::vector<json>& steps) {
   return table.text(stdout_is_terminal()) + notes;
 }
 
-void print_steps(const json& steps) {
+void print_steps(const json& steps, const std::string& mountpoint) {
   std::vector<std::pair<std::string, std::vector<json>>> series;
   for (const json& step : steps) {
     const std::string name = step.value("series", "");
@@ -94,7 +94,11 @@ void print_steps(const json& steps) {
     std::printf("%s%s: %s\n%s", i == 0 ? "" : "\n", printable(series[i].first).c_str(),
                 counted(series[i].second.size(), "step").c_str(), series_table(series[i].second).c_str());
   }
-  if (series.empty()) std::printf("No steps yet: save_checkpoint into MOUNTPOINT/steps, or ckptfs save TAG.\n");
+  if (series.empty()) {
+    std::printf(
+        "No steps yet. They appear when a training saves into a folder of %s (output_dir, save_dir and the like).\n",
+        printable(mountpoint).c_str());
+  }
 }
 
 // The columns that -o knows: fields of --json.
@@ -147,7 +151,7 @@ int run(const LsArguments& arguments) {
   } else if (arguments.no_header || !arguments.columns.empty()) {
     print_columns(steps, arguments);
   } else {
-    print_steps(steps);
+    print_steps(steps, target.value().mount.mountpoint);
   }
   return kSuccess;
 }

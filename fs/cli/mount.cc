@@ -75,12 +75,17 @@ int run(const MountArguments& arguments) {
     fail(plan.error());
     return plan.error().errno_value() == EINVAL ? kUsage : kFailed;
   }
+  if (auto place = check_place_of_store(plan.value()); !place) return fail(place.error());
   if (auto may = check_user(plan.value()); !may) return fail(may.error());
   if (auto apart = check_nesting(plan.value()); !apart) return fail(apart.error());
   if (auto clear = clear_mountpoint(plan.value().mountpoint); !clear) return fail(clear.error());
   wait_for_last_daemon(plan.value().store);
   const int code = plan.value().foreground ? run_in_foreground(plan.value()) : run_as_daemon(plan.value());
-  return code == kSuccess && arguments.as_json ? print_mounted(plan.value().mountpoint) : code;
+  if (code != kSuccess || plan.value().foreground) return code;
+  if (arguments.as_json) return print_mounted(plan.value().mountpoint);
+  std::printf("%s is mounted at %s\n", printable(plan.value().store).c_str(),
+              printable(plan.value().mountpoint).c_str());
+  return kSuccess;
 }
 
 }  // namespace

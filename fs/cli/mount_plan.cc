@@ -93,6 +93,13 @@ Result<MountPlan> plan_mount(const MountArguments& arguments) {
   return plan;
 }
 
+Result<> check_place_of_store(const MountPlan& plan) {
+  const std::string above = std::filesystem::path(plan.store).parent_path();
+  struct stat st {};
+  if (::stat(above.c_str(), &st) == 0 || errno != ENOENT) return success();
+  return Error(ENOENT, plan.store + ": the folder for it is not there; make it, or mount its disk: mkdir -p " + above);
+}
+
 Result<> check_user(const MountPlan& plan) {
   if (geteuid() == 0) return success();
   if (plan.image_size || io::has_image(plan.store)) {

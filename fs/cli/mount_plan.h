@@ -43,6 +43,8 @@ struct MountPlan {
 Result<MountPlan> plan_mount(const MountArguments& arguments);
 // What -o http= and http_token= say, with the token itself. EINVAL, in words.
 Result<HttpOptions> plan_http(const ParsedOptions& options);
+// ENOENT, in words: the folder is not there in which the store is to be.
+Result<> check_place_of_store(const MountPlan& plan);
 // EPERM, in words: this user cannot mount that.
 Result<> check_user(const MountPlan& plan);
 // Refuses nested paths. Nothing that the daemon opens may lie on its own mount, and the mount may not lie in the store.

@@ -32,6 +32,7 @@ def folder(work, name):
 def test_refusals_of_mount(scratch):
     store, point = scratch / "refused", folder(scratch, "point")
     status_is(ckptfs("mount", store, scratch / "nowhere"), 1, str(scratch / "nowhere"), "mkdir")
+    status_is(ckptfs("mount", scratch / "no" / "disk" / "store", point), 1, f"mkdir -p {scratch / 'no' / 'disk'}")
     write(scratch / "file", b"")
     status_is(ckptfs("mount", store, scratch / "file"), 1, "no directory")
     status_is(ckptfs("mount", point / "store", point), 1, "below the mountpoint")
@@ -116,9 +117,15 @@ def test_limits_of_the_shell_do_not_end_the_daemon(on, kind):
 
 
 def test_image_made_and_found_again(on):
-    status_is(on.mount("--image", IMAGE), 0)
+    done = status_is(on.mount("--image", IMAGE), 0)
+    equal(done.stdout, f"{on.store} is mounted at {on.point}\n", "what is said")
     equal(mount_types_at(on.point), ["fuse.ckptfs"], "the mount")
     equal(mount_types_at(on.store / "fs"), ["xfs"], "the image")
+    for place in (on.store, on.point):
+        [check] = [check for check in json.loads(ckptfs("doctor", "--json", place).stdout)["checks"]
+                   if check["name"] == "file system"]
+        equal((check["verdict"], check["advice"]), ("ok", ""), f"doctor of {place}: {check}")
+    true(str(on.point) in status_is(ckptfs("ls", on.point), 0).stdout, "ls names the folder to save into")
     info = os.stat(on.store / "image.xfs")
     true(info.st_blocks * 512 >= info.st_size, "the image is not allocated in full")
     write(on.point / "file", noise(100000))

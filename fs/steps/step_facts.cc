@@ -1,6 +1,7 @@
 #include "fs/steps/step_facts.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cctype>
@@ -406,7 +407,8 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
   const bool settled = status.record.sealed || known.saved_alone || status.quiet >= quiet_;
   if (complete && !settled) {
     status.facts.completeness = Completeness::incomplete;
-    status.reason = "it was written " + std::to_string(status.quiet.count()) + " s ago";
+    status.reason = fmt::format("it was written {} s ago; it is complete after {} s without a write",
+                                status.quiet.count(), quiet_.count());
     status.facts.in_use = true;
   }
   if (complete && settled && !known.saved_alone) saves_.complete(step, tree_.path_of(step), status.changed);

@@ -16,6 +16,7 @@ from calling import ckptfs, state_of, status_is
 from checking import equal, true, write
 from hugging import safetensors
 from mounting import CKPTFS, CKPTFS_DEBUG, MIB, Mount, Store, abandon, mounted, run, wait_until, xfs
+from rotating_series import write_step
 from training import STAGE, step_of, write_state
 
 pytestmark = pytest.mark.mode("direct")
@@ -69,6 +70,14 @@ def test_doctor(scratch):
     text = ckptfs("doctor", scratch).stdout
     true("\033" not in text and "-> " in text and "warn" in text, f"as text: {text}")
     equal(ckptfs("doctor", scratch / "nowhere").returncode, 1, "of a folder that is not there")
+
+
+def test_a_step_that_only_waits_says_so(disk, scratch):
+    with mounted(Store(disk / "waiting"), scratch / "waiting", options=("quiet=30s",)) as mount:
+        step = write_step(mount, 1)
+        done = ckptfs("state", step)
+        equal(done.returncode, 1, "exit status")
+        true("s ago; it is complete after 30 s without a write" in done.stdout, f"its state: {done.stdout}")
 
 
 def test_doctor_on_xfs(scratch):

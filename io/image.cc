@@ -5,11 +5,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <set>
 #include <utility>
 
 #include "io/fd.h"
-#include "io/holders.h"
 #include "io/log.h"
 #include "io/loop_device.h"
 #include "io/mount_table.h"
@@ -18,8 +16,6 @@
 namespace ckptfs::io {
 
 namespace {
-
-constexpr size_t kMostHolders = 1000;  // that an error names
 
 // Runs `undo` at the end of the scope unless dismissed.
 template <class Undo>
@@ -215,12 +211,9 @@ Result<> unmount_image(const MountedImage& image) {
   if (::umount2(image.folder.c_str(), UMOUNT_NOFOLLOW) != 0 && errno != EINVAL) {
     const Error failed = last_error("unmounting " + image.folder);
     if (failed.errno_value() != EBUSY) return failed;
-    TRY_ASSIGN(const auto table, mount_table());
-    std::set<std::string> holders;
-    for (const Holder& one : find_holders(mounted_at(table, image.folder).value_or(MountEntry()), kMostHolders))
-      holders.insert(one.command + " (pid " + std::to_string(one.pid) + ")");
-    const std::string none = "no process that /proc shows; perhaps files opened through a mount that has died";
-    return Error(EBUSY, image.folder + " is in use by: " + (holders.empty() ? none : joined(holders)));
+    std::string holders = joined(holders_of(image.folder));
+    if (holders.empty()) holders = "no process that /proc shows; perhaps files opened through a mount that has died";
+    return Error(EBUSY, image.folder + " is in use by: " + holders);
   }
   return detach_loop(image.device);
 }

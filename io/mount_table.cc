@@ -1,6 +1,11 @@
 #include "io/mount_table.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cctype>
+#include <climits>
+#include <filesystem>
 #include <optional>
 #include <sstream>
 #include <utility>
@@ -10,6 +15,8 @@
 namespace ckptfs::io {
 
 namespace {
+
+namespace stdfs = std::filesystem;
 
 // Undoes the kernel's escapes: it writes space, tab, newline and backslash as \ooo.
 std::string unescape(const std::string& text) {
@@ -47,6 +54,41 @@ std::optional<MountEntry> parse_entry(const std::string& line) {
   return entry;
 }
 
+bool link_lies_within(const stdfs::path& link, const std::string& folder) {
+  char target[PATH_MAX];
+  const ssize_t length = ::readlink(link.c_str(), target, sizeof target);
+  return length > 0 && lies_within(std::string(target, static_cast<size_t>(length)), folder);
+}
+
+bool maps_from(const stdfs::path& process, const std::string& folder) {
+  const Result<std::string> maps = read_file((process / "maps").string());
+  if (!maps) return false;
+  std::istringstream lines(maps.value());
+  for (std::string line; std::getline(lines, line);) {
+    const size_t path = line.find('/');
+    if (path != std::string::npos && lies_within(line.substr(path), folder)) return true;
+  }
+  return false;
+}
+
+bool holds(const stdfs::path& process, const std::string& folder) {
+  for (const char* link : {"cwd", "root", "exe"}) {
+    if (link_lies_within(process / link, folder)) return true;
+  }
+  std::error_code ignored;  // the process may end meanwhile
+  for (stdfs::directory_iterator file(process / "fd", ignored), end; !ignored && file != end; file.increment(ignored)) {
+    if (link_lies_within(file->path(), folder)) return true;
+  }
+  return maps_from(process, folder);
+}
+
+std::string describe(const stdfs::path& process) {
+  const Result<std::string> name = read_file((process / "comm").string());
+  std::string text = name ? name.value() : "?";
+  if (!text.empty() && text.back() == '\n') text.pop_back();
+  return text + " (pid " + process.filename().string() + ")";
+}
+
 }  // namespace
 
 Result<std::vector<MountEntry>> mount_table() {
@@ -61,6 +103,19 @@ std::vector<MountEntry> parse_mount_table(const std::string& text) {
     if (auto entry = parse_entry(line)) entries.push_back(std::move(*entry));
   }
   return entries;
+}
+
+std::vector<std::string> holders_of(const std::string& folder) {
+  std::vector<std::string> found;
+  std::error_code ignored;
+  for (stdfs::directory_iterator process("/proc", ignored), end; !ignored && process != end;
+       process.increment(ignored)) {
+    const std::string name = process->path().filename().string();
+    const bool is_process = std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+    if (is_process && holds(process->path(), folder)) found.push_back(describe(process->path()));
+  }
+  std::sort(found.begin(), found.end());
+  return found;
 }
 
 bool is_ckptfs(const MountEntry& mount) { return mount.type == "fuse.ckptfs"; }

@@ -47,4 +47,8 @@ std::vector<std::string> mounts_on(const std::vector<MountEntry>& mounts, const 
 // Returns true if `path` is `folder` or is below it. Both must be absolute, without "." and "..".
 bool lies_within(const std::string& path, const std::string& folder);
 
+// Returns "name (pid 123)" for each process that has a file, folder or mapping below `folder` (an absolute path without
+// symbolic links), sorted. It is best effort: what /proc refuses to show is left out.
+std::vector<std::string> holders_of(const std::string& folder);
+
 }  // namespace ckptfs::io

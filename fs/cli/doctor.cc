@@ -1,4 +1,5 @@
 // ckptfs doctor: says what ckptfs needs and this machine lacks.
+#include <fcntl.h>
 #include <fuse_lowlevel.h>
 #include <sys/utsname.h>
 #include <CLI/CLI.hpp>
@@ -14,6 +15,7 @@
 #include "fs/cli/doctor_settings.h"
 #include "fs/cli/format.h"
 #include "fs/cli/system.h"
+#include "io/fd.h"
 #include "io/image.h"
 
 namespace ckptfs::fs::cli {
@@ -27,10 +29,13 @@ std::vector<Check> check_place(const std::string& folder) {
   const auto mount = mounts ? io::mount_of(mounts.value(), folder) : std::nullopt;
   if (mount && io::is_ckptfs(*mount)) {
     const auto answers = check_answers(*mount);
-    if (answers) return {{"file system", Verdict::ok, folder + ": on the mount " + mount->mountpoint, ""}};
-    return {{"file system", Verdict::fail, answers.error().message(), "name a folder that is not on this mount"}};
+    if (!answers)
+      return {{"file system", Verdict::fail, answers.error().message(), "name a folder that is not on this mount"}};
+    if (io::stat_at(AT_FDCWD, folder))
+      return {{"file system", Verdict::ok, folder + ": on the mount " + mount->mountpoint, ""}};
   }
-  if (io::has_image(folder)) return {{"file system", Verdict::ok, folder + ": has the image of a store", ""}};
+  if (io::has_image(folder))
+    return {{"file system", Verdict::ok, folder + ": has the image of a store", ""}, check_loop(true)};
   return check_folder(folder);
 }
 

@@ -55,16 +55,6 @@ bool in_initial_user_namespace() {
   return inside == 0 && outside == 0 && count == UINT32_MAX;
 }
 
-// Loop devices are needed for images only. If nothing but an image will do here, their lack is a failure.
-Check check_loop(bool needed) {
-  Check check{"loop devices", Verdict::ok, "/dev/loop-control is there", ""};
-  if (access("/dev/loop-control", F_OK) == 0) return check;
-  check.verdict = needed ? Verdict::fail : Verdict::warn;
-  check.found = "no /dev/loop-control: images cannot be mounted";
-  check.advice = "modprobe loop; in a container, pass the loop devices in";
-  return check;
-}
-
 Check check_mkfs(bool needed) {
   Check check{"mkfs.xfs", Verdict::ok, "installed", ""};
   if (io::find_program("mkfs.xfs")) return check;
@@ -124,6 +114,15 @@ Check check_alignment(const std::string& folder) {
 }
 
 }  // namespace
+
+Check check_loop(bool needed) {
+  Check check{"loop devices", Verdict::ok, "/dev/loop-control is there", ""};
+  if (access("/dev/loop-control", F_OK) == 0) return check;
+  check.verdict = needed ? Verdict::fail : Verdict::warn;
+  check.found = "no /dev/loop-control: images cannot be mounted";
+  check.advice = "modprobe loop; in a container, pass the loop devices in";
+  return check;
+}
 
 Check check_kernel(const std::string& release) {
   Check check{"kernel", Verdict::ok, release, ""};

@@ -22,6 +22,8 @@ Check check_libfuse(const std::string& version);  // "3.17.2"; pure
 Check check_fuse_device();
 Check check_privileges();
 Check check_page_limit();
+// Loop devices are needed for images only. If nothing but an image will do here, their lack is a failure.
+Check check_loop(bool needed);
 // Of a virtual machine: the name of the driver by which its processors idle, and how long they poll before they halt.
 // Pure.
 Check check_wake_ups(const std::string& idle_driver, const std::string& polled_ns);

@@ -11,12 +11,11 @@
 #include "fs/cli/commands.h"
 #include "fs/cli/daemon_probe.h"
 #include "fs/cli/format.h"
+#include "fs/cli/holders.h"
 #include "fs/cli/outcome.h"
 #include "fs/cli/store_daemon.h"
 #include "fs/cli/system.h"
 #include "io/control_message.h"
-#include "io/fd.h"
-#include "io/holders.h"
 #include "io/image.h"
 #include "io/unmount.h"
 
@@ -51,8 +50,8 @@ void print_holders(const MountEntry& mount) {
       std::fprintf(stderr, "  mounted on top: %s\n", printable(above).c_str());
     }
   }
-  const auto holders = io::find_holders(mount, kMaximumHolders);
-  for (const io::Holder& holder : holders) {
+  const auto holders = find_holders(mount, kMaximumHolders);
+  for (const Holder& holder : holders) {
     std::fprintf(stderr, "  pid %d (%s) %s: %s\n", holder.pid, printable(holder.command).c_str(), holder.how.c_str(),
                  printable(holder.path).c_str());
   }
@@ -114,12 +113,12 @@ std::string quoted(const std::string& path) {
 
 // Has the daemon stopped serving?
 bool is_leaving(const DaemonHandle& daemon) {
-  const auto name = io::read_file("/proc/" + std::to_string(daemon.pid) + "/comm");
+  const auto name = read_text("/proc/" + std::to_string(daemon.pid) + "/comm");
   return !name || name.value().starts_with(kLeavingName);
 }
 
 void say_who_is_served(const MountEntry& mount, pid_t daemon) {
-  const auto copies = io::find_copies(mount, kMaximumHolders);
+  const auto copies = find_copies(mount, kMaximumHolders);
   if (copies.empty()) {
     std::fprintf(stderr, "ckptfs: %s: unmounted, but the daemon serves it until these are done:\n",
                  printable(mount.mountpoint).c_str());
@@ -131,7 +130,7 @@ void say_who_is_served(const MountEntry& mount, pid_t daemon) {
         "until these are run, or the containers end:\n",
         printable(mount.mountpoint).c_str());
   }
-  for (const io::Holder& copy : copies) {
+  for (const Holder& copy : copies) {
     if (copy.pid == 0) {
       std::fprintf(stderr, "  umount %s\n", quoted(copy.path).c_str());
     } else {  // nsenter would run the container's own umount

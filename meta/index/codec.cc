@@ -147,7 +147,9 @@ class RecordReader {
     for (auto left = le32toh(raw<uint32_t>()); left > 0 && good_; --left) {
       std::string name;
       text(name);
-      one(values[std::move(name)]);
+      Values& value = values[std::move(name)];
+      value = {};
+      one(value);
     }
     return *this;
   }

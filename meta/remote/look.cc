@@ -45,12 +45,23 @@ Result<> parse_tags(const json& object, Look& look) {
   return success();
 }
 
+// The ranges of a look may overlap, and a push may come twice, since a list may have named a pack twice.
+Result<> add_garbage(const json& range, PackRanges& ranges) {
+  const auto is_pack = [](const json& one) { return one.is_number_unsigned() && one.get<uint64_t>() <= UINT32_MAX; };
+  if (!range.is_array() || range.size() != 2 || !std::ranges::all_of(range, is_pack))
+    return Error(EBADMSG, "its \"packs\" are no ranges");
+  ranges.emplace_back(range[0].get<uint32_t>(), range[1].get<uint32_t>());
+  return success();
+}
+
 Result<> parse_garbage(const json& object, Look& look) {
   TRY_ASSIGN(const json* const garbage, list_field(object, "garbage"));
   for (const json& one : *garbage) {
     if (!one.is_object()) return Error(EBADMSG, "its \"garbage\" is none");
     TRY_ASSIGN(const PushName push, push_field(one, "push"));
-    TRY_ASSIGN(look.garbage[push], packs_field(one, "packs"));
+    TRY_ASSIGN(const json* const packs, list_field(one, "packs"));
+    PackRanges& ranges = look.garbage[push];
+    for (const json& range : *packs) TRY(add_garbage(range, ranges));
   }
   return success();
 }

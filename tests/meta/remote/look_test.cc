@@ -31,6 +31,13 @@ TEST(LookText, GoesThereAndBack) {
   EXPECT_ERRNO(EBADMSG, parse_look("{}", 4, "looks/4"));
 }
 
+TEST(LookText, AListMayHaveNamedAPackTwice) {
+  Look look;
+  const PushName push{"step_1", 1, "0123456789abcdef"};
+  look.garbage[push] = {{0, 1}, {1, 2}, {UINT32_MAX, UINT32_MAX}};
+  EXPECT_EQ(parse_look(text_of(look), 1, "looks/1").value().garbage, look.garbage);
+}
+
 TEST(LookText, ANewerVersionIsRefusedByName) {
   const auto newer = [](std::string text) {
     const std::string version = "\"version\":1";

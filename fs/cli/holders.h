@@ -10,7 +10,9 @@
 
 #include "io/mount_table.h"
 
-namespace ckptfs::io {
+namespace ckptfs::fs::cli {
+
+using io::MountEntry;
 
 struct Holder {
   pid_t pid = 0;
@@ -26,4 +28,4 @@ std::vector<Holder> find_holders(const MountEntry& mount, size_t limit);
 // is the mountpoint there. The daemon serves as long as one of these mounts is left.
 std::vector<Holder> find_copies(const MountEntry& mount, size_t limit);
 
-}  // namespace ckptfs::io
+}  // namespace ckptfs::fs::cli

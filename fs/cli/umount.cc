@@ -113,7 +113,7 @@ std::string quoted(const std::string& path) {
 
 // Has the daemon stopped serving?
 bool is_leaving(const DaemonHandle& daemon) {
-  const auto name = read_text("/proc/" + std::to_string(daemon.pid) + "/comm");
+  const auto name = io::read_file("/proc/" + std::to_string(daemon.pid) + "/comm");
   return !name || name.value().starts_with(kLeavingName);
 }
 

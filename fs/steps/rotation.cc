@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <ctime>
+#include <set>
 #include <unordered_set>
 #include <utility>
 
@@ -40,6 +41,21 @@ std::string owned_by(uint32_t uid) { return "steps of uid " + std::to_string(uid
 
 // It is no failure if somebody else removes a step meanwhile, or if the mount ends.
 bool is_harmless(const Error& error) { return is_gone(error) || error.errno_value() == ECANCELED; }
+
+// The steps that others go for: the newest ones, and those that a rule has counted.
+std::vector<const StepStatus*> counted_steps(const SeriesStatus& status, const meta::Judgement& judgement) {
+  std::set<const StepStatus*> counted;
+  for (const auto holds : meta::kNeverLost) {
+    for (const StepStatus* const step : status.newest(holds)) counted.insert(step);
+  }
+  for (size_t at = 0; at < status.steps.size(); ++at) {
+    const auto& reasons = judgement.decisions[at].reasons;
+    const bool by_number = std::ranges::find(reasons, Reason::keep_last) != reasons.end() ||
+                           std::ranges::find(reasons, Reason::keep_best) != reasons.end();
+    if (by_number && status.steps[at].facts.is_complete()) counted.insert(&status.steps[at]);
+  }
+  return {counted.begin(), counted.end()};
+}
 
 // Would a rule remove the step, if it was not protected? The protections are the first reasons. Unknown steps are not
 // reported as held, since they have a warning of their own.
@@ -218,7 +234,7 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
 void Rotation::note_whole(const SeriesStatus& status, const std::string& path) {
   for (const StepStatus& step : status.steps) {
     const bool may_be_set_aside = set_aside_.is_unfinished(step.inode);
-    if (!step.facts.is_whole() || (step.is_known_whole() && !may_be_set_aside)) continue;
+    if (!step.facts.is_whole() || step.facts.untold || (step.is_known_whole() && !may_be_set_aside)) continue;
     const auto durable = may_be_set_aside ? step_facts_.make_durable(step) : Result<>(success());
     const auto forget = [&] { set_aside_.note_complete(step.inode); };
     const auto noted = durable ? writers_.note_whole(step, forget) : durable.error();
@@ -261,12 +277,11 @@ Result<> Rotation::carry_out(meta::InodeNumber series, const meta::Policy& polic
   }
   TRY_ASSIGN(const bool durable, try_make_durable(series, status, judgement, "removed", findings));
   if (!durable) return success();
-  std::vector<const StepStatus*> newest;
-  for (const auto holds : meta::kNeverLost) std::ranges::copy(status.newest(holds), std::back_inserter(newest));
+  const std::vector<const StepStatus*> counted = counted_steps(status, judgement);
   for (const size_t at : going) {
     if (thread_.is_stopping()) return Error(ECANCELED);
     const StepStatus& step = status.steps[at];
-    const auto objection = find_objection(series, status, step, judgement.decisions[at], newest);
+    const auto objection = find_objection(series, status, step, judgement.decisions[at], counted);
     if (objection && !objection.value().empty()) {
       findings.held.push_back(path + "/" + step.facts.tag + ": " + objection.value());
       continue;
@@ -326,16 +341,16 @@ Result<bool> Rotation::is_as_it_was(meta::InodeNumber series, const StepStatus& 
   return now && now->facts.is_complete() && now->fingerprint == complete.fingerprint;
 }
 
-// Right before a removal: the owner's newest steps and the tracker files must be what they were, and the step is asked
-// for its own protections once more, what may change in a moment last.
+// Right before a removal: the steps that stay in its place and the tracker files must be what they were, and the step
+// is asked for its own protections once more, what may change in a moment last.
 Result<std::string> Rotation::find_objection(meta::InodeNumber series, const SeriesStatus& status,
                                              const StepStatus& step, const meta::Decision& decision,
-                                             const std::vector<const StepStatus*>& newest) const {
+                                             const std::vector<const StepStatus*>& counted) const {
   bool any = false;
-  for (const StepStatus* const one : newest) {
+  for (const StepStatus* const one : counted) {
     if (one->facts.owner != step.facts.owner) continue;
     TRY_ASSIGN(const bool same, is_as_it_was(series, *one));
-    if (!same) return "one of the newest complete steps is no longer what it was";
+    if (!same) return "a step that stays in its place is no longer what it was: " + one->facts.tag;
     any = true;
   }
   if (!any) return "nothing complete would be left";

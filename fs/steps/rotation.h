@@ -129,7 +129,7 @@ class Rotation {
   // Why the step must stay after all, as things are now. Empty: it may be removed.
   Result<std::string> find_objection(meta::InodeNumber series, const SeriesStatus& status, const StepStatus& step,
                                      const meta::Decision& decision,
-                                     const std::vector<const StepStatus*>& newest) const;
+                                     const std::vector<const StepStatus*>& counted) const;
   void note_whole(const SeriesStatus& status, const std::string& path);
   // Has the next step thinned that is to be, the oldest one first.
   Result<> thin(meta::InodeNumber series, const meta::Policy& policy, const SeriesStatus& status,

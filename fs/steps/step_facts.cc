@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "fs/views/files_of_step.h"
+#include "io/fault.h"
 #include "io/lease.h"
 #include "meta/care/digests.h"
 #include "meta/formats/checkpoint.h"
@@ -449,14 +450,30 @@ const char* state_of(const StepStatus& step) {
   return step.facts.completeness == Completeness::incomplete ? "incomplete" : "unknown";
 }
 
+// The metric may be of another save than the weights.
+Result<> StepFactsFinder::refuse_metric_of_another(const StepStatus& status, const std::string& name) const {
+  const auto later = from_trainer_state(tree_, status.inode, [&status](int file, uint64_t) -> Result<bool> {
+    TRY_ASSIGN(const struct stat st, io::stat_fd(file));
+    return status.ledger.whole < wall_time(st.st_ctim);
+  });
+  if (!later && !is_gone(later.error())) return later.error();
+  if (!later || !later.value()) return success();
+  return Error(EAGAIN,
+               fmt::format("another run has written trainer_state.json since the step was whole; `setfattr -n {}{} -v "
+                           "NUMBER STEP` says what counts",
+                           meta::kMetricXattr, name));
+}
+
 Result<std::optional<double>> StepFactsFinder::metric_of(const StepStatus& status, const std::string& name) {
   const auto set = store_.index().xattr(status.inode, meta::kMetricXattr + name);
   if (set) return meta::parse_metric(set.value());
   if (set.error().errno_value() != ENOENT) return set.error();
   // No rule asks for the metric of another step, and what its file says would be cached for none.
   if (!meta::formats::is_whole(status.facts.completeness)) return std::optional<double>();
+  if (status.ledger.is_written_again()) TRY(refuse_metric_of_another(status, name));
   const auto kept = kept_of(status.inode, status.fingerprint);
   if (kept && kept->metrics.contains(name)) return kept->metrics.at(name);
+  TRY(io::fault_point("facts.before_metric"));
   const auto read = [&name](int file, uint64_t size) -> Result<std::optional<double>> {
     auto metric = meta::formats::metric_in_trainer_state(file, size, name);
     if (metric) return metric;

@@ -178,6 +178,7 @@ class StepFactsFinder {
   Result<Changes> changes_in(meta::InodeNumber top) const;
   Result<std::optional<std::string>> damage_in(const std::vector<meta::InodeNumber>& files) const;
   Result<std::optional<double>> metric_of(const StepStatus& status, const std::string& name);
+  Result<> refuse_metric_of_another(const StepStatus& status, const std::string& name) const;
   Result<std::string> best_model_of(const StepStatus& status);
   void find_best_models(SeriesStatus& status);
 

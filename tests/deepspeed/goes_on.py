@@ -30,7 +30,7 @@ def parse_arguments():
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--save", metavar="DIR", help="save here after the last step")
     parser.add_argument("--resume", metavar="DIR", help="go on from here")
-    parser.add_argument("--tag", help="the step to go on from, if no `latest` names it")
+    parser.add_argument("--tag", type=lambda text: int(text) if text.isdigit() else text, help="the step to go on from, if no `latest` names it")
     parser.add_argument("--plain", action="store_true", help="save and resume by the engine's own functions")
     parser.add_argument("--pretend", metavar="VERSION", help="of DeepSpeed")
     parser.add_argument("--universal", metavar="DIR", help="go on from DeepSpeed's universal checkpoint there")

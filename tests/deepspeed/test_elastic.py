@@ -3,6 +3,7 @@ bit."""
 
 import json
 import pathlib
+import shutil
 import subprocess
 
 import pytest
@@ -135,7 +136,8 @@ def test_dealt_out_to_the_ranks(scene):
             equal("in another order" in said, words == ZERO2, "what is said")
             for rank in range(2):
                 equal(saved[rank]["losses"] + later[rank]["losses"], whole[rank]["losses"], f"{words}: losses of rank {rank}")
-        goes_on, _ = train(scene, 3, "other-ranks", "--steps", 0, "--resume", series, *dealt, "--no-state")
+        shutil.copytree(series / f"global_step{BEFORE}", series / "7")
+        goes_on, _ = train(scene, 3, "other-ranks", "--steps", 0, "--resume", series, "--tag", 7, *dealt, "--no-state")
         equal([result["first"] for result in goes_on], [BEFORE] * 3, "the step that was resumed")
 
 

@@ -389,6 +389,11 @@ class History(HistoryChecks):
             self.mount.seal(self.series / step.name)
             if step.alone:  # no training resumes from it
                 step.full = step.was_full = False
+            for training in self.trainings:
+                # It had a file open under a daemon that was killed, so a copy is sealed (meta/steps/seal.h), and it writes on
+                # to the file that was there before.
+                if training.pending and training.pending[0] is step:
+                    training.pending = None
             step.odd, step.mixed, step.alone = step.odd or step.whole != YES, False, False
             step.whole = step.whole if step.whole == YES else MAYBE  # so the user says
 

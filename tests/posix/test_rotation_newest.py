@@ -72,6 +72,31 @@ for name in ("config.json", "model.safetensors"):
         equal(mount.ask(f"{SERIES}/checkpoint-10", "state"), "unknown", "a step of two saves")
 
 
+@pytest.mark.builds("faults")
+@pytest.mark.one_mode
+def test_a_metric_of_a_second_save_pushes_out_no_best_step(mount):
+    """A second save writes its metric while the mount, which has seen the step as whole, is about to read that."""
+    make_series(mount, keep_last=1, keep_every=20, keep_best="eval_loss:min:1")
+    better = write_step(mount, 20, loss=0.5, series="other")
+    act = f"sys.stdin.readline(); shutil.copyfile('{better}/trainer_state.json', '{mount.path / SERIES}/checkpoint-20/trainer_state.json')"
+    with training(mount, mount.path / "spare" / "checkpoint-1", f"{act}; print('saved', flush=True)") as other:
+        for number, loss in ((10, 1.0), (20, 5.0), (30, 6.0)):
+            write_step(mount, number, loss=loss)
+        stays(mount, {10, 20, 30}, "with the best one")
+        mount.wait_for_rounds(3)
+        mount.stop()
+        mount.binary, mount.faults = CKPTFS_DEBUG, "facts.before_metric=2:sleep:3000"
+        mount.start()
+        time.sleep(1)
+        equal(act_of(other), "saved", "what the second save does")
+        mount.wait_for_rounds(3)
+        stays(mount, {10, 20, 30}, "the best one still")
+        reason = policy(mount)["steps"][1]["reason"]
+        true("another run has written trainer_state.json" in reason, f"why its metric does not count: {reason}")
+        mount.control(f"{SERIES}/checkpoint-20", "metric.eval_loss", "0.5")
+        stays(mount, {20, 30}, "once the user has said what counts")
+
+
 @pytest.mark.one_mode
 def test_a_run_that_evaluates_a_step_of_another_keeps_its_own(mount):
     """A training begins anew, so that its numbers are lower than those of the one before, and evaluates a step of that."""

@@ -237,6 +237,7 @@ def load_checkpoint(engine: DeepSpeedEngine, load_dir: str | os.PathLike[str], t
 def load_by(plain: Callable[..., Loaded], engine: DeepSpeedEngine, load_dir: str | os.PathLike[str],
             tag: str | None = None, **options: Any) -> Loaded:
     """load_checkpoint, where `plain` is DeepSpeed's own, bound to the engine."""
+    tag = None if tag is None else str(tag)  # DeepSpeed takes numbers, too
     reader, swapped = getattr(engine, "checkpoint_engine", None), is_swapped(engine)
     if reader is not None and getattr(reader, "is_ckptfs", False):
         reader.wait()  # what was saved last is there, and `latest`
@@ -246,7 +247,7 @@ def load_by(plain: Callable[..., Loaded], engine: DeepSpeedEngine, load_dir: str
     with Together("nothing was changed", group):
         if swapped:
             _check_inside(engine, options)
-        tag = str(tag) if tag is not None else latest_of(load_dir)
+        tag = tag if tag is not None else latest_of(load_dir)
         step, other = _inspect(engine, pathlib.Path(load_dir) / tag, swapped)
     _require_one_tag(tag, load_dir, group)
     if not on_all_ranks(not other, group):

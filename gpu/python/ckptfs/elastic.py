@@ -15,6 +15,7 @@ import functools
 import logging
 import os
 import pathlib
+import pickle
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -77,21 +78,30 @@ class Step:
         """In words, how its state is cut and how the engine's is; empty where both are the same."""
         live, saved = partitions.of(engine), self._layout()
         here = _Layout(live.stage, live.ranks, ours.is_swapped(engine), _of_torch(engine.optimizer.optimizer.param_groups),
-                       live.names)
+                       live.cut)
         if saved == here:
-            return ""
-        return f"{saved} -> {here}" if str(saved) != str(here) else f"{saved}, of other lengths or in another order"
+            return f"{saved}, in another order" if self._is_in_another_order(live) else ""
+        return f"{saved} -> {here}" if str(saved) != str(here) else f"{saved}, cut otherwise"
+
+    def _is_in_another_order(self, live: partitions.Zero3 | partitions.Zero12) -> bool:
+        if not isinstance(live, partitions.Zero12):
+            return False
+        try:
+            saved = [list(names) for names in self.model["param_shapes"]]
+        except pickle.UnpicklingError as problem:
+            _log.warning("nothing tells whether round_robin_gradients is as it was: %s", problem)
+            return False
+        return any(there != here and set(there) == set(here) for there, here in zip(saved, live.names, strict=True))
 
     def _layout(self) -> _Layout:
         count = self.outer.get("partition_count", 0)
         ranks = max(count, default=0) if isinstance(count, list) else count  # ZeRO 1 and 2: of each group
         swaps, of_3 = (self.path / "offloaded_tensors").is_dir(), "fp32_flat_groups" in self.outer
         flats = self.outer["fp32_flat_groups" if of_3 else "single_partition_of_fp32_groups"]
-        names: list[object] = [getattr(flat, "ds_id", None) if swaps else flat.numel() for flat in flats]
         if not of_3:
-            names = list(zip(names, map(list, self.model["param_shapes"]), strict=True))
-        stage = partitions.Zero3.stage if of_3 else partitions.Zero12.stage
-        return _Layout(stage, ranks, swaps, _of_torch(self.groups), names)
+            return _Layout(partitions.Zero12.stage, ranks, False, _of_torch(self.groups), [None for _ in flats])
+        cut = [getattr(flat, "ds_id", None) if swaps else flat.numel() for flat in flats]
+        return _Layout(partitions.Zero3.stage, ranks, swaps, _of_torch(self.groups), cut)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,8 +233,12 @@ class Filling:
                      f"{path} has no state of a scheduler: load with load_lr_scheduler_states=False")
         for key in (*_COUNTERS, *_SIZES):
             ours.require(key in model, f"{path} does not tell its {key}")
-        for group in self.step.groups:
-            ours.require("betas" in group, f"{path} does not tell Adam's betas")
+        of_torch = type(self.adam).__module__.startswith("torch.optim")
+        for saved, live in zip(self.step.groups, self.adam.param_groups, strict=True):
+            ours.require("betas" in saved, f"{path} does not tell Adam's betas")
+            ours.require(not live.get("amsgrad") and not saved.get("amsgrad"), "amsgrad is not supported")
+            ours.require(not of_torch or saved.get("bias_correction", True), f"{path} has bias_correction=False, and torch's "
+                                                                           "Adam has none")
 
     def _check_tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
         told = self.checkpoint.tensors.get(name)
@@ -242,8 +256,10 @@ class Filling:
         return str(name)
 
     def _frozen(self) -> list[Parameter]:
-        """Those to be filled: without load_module_strict, as Trainers load adapters, those that the step has."""
-        frozen = [param for param in self.engine.module.parameters() if not param.requires_grad]
+        """Those that the optimizer does not have, to be filled: without load_module_strict, as Trainers load adapters, those that
+        the step has."""
+        trained = {id(param) for group in self.cut.sub_groups for param in group.params}
+        frozen = [param for param in self.engine.module.parameters() if id(param) not in trained]
         return [param for param in frozen if self.strict or self._name(param) in self.checkpoint.tensors]
 
     def _buffers(self) -> list[tuple[str, torch.Tensor]]:
@@ -256,7 +272,8 @@ class Filling:
         """Called by all ranks. If one fails, all raise, and the engine is of no use any more."""
         group = self.optimizer.dp_process_group
         if dist.get_rank(group=group) == 0:
-            _log.warning("%s: loaded by the parameters' names: %s", self.step.path, self.step.other_layout(self.engine))
+            why = self.step.other_layout(self.engine) or "other ranks' parts have other lengths"
+            _log.warning("%s: loaded by the parameters' names: %s", self.step.path, why)
         with ours.Together(f"the engine has a part of {self.step.path}: do not train with it", group), torch.no_grad():
             self.cut.begin()
             for sub_group in self.cut.sub_groups:
@@ -325,6 +342,7 @@ class Filling:
         if self.with_scheduler:
             engine.lr_scheduler.load_state_dict(model["lr_scheduler"])
             ours.tell_rate(engine)
+        self.cut.set_clip_grad(self.step.outer)
         for name in _COUNTERS:
             setattr(engine, name, model[name])
         for name in _SIZES:

@@ -70,7 +70,7 @@ class Zero3:
         return int(self._optimizer.partition_count)
 
     @property
-    def names(self) -> list[object]:
+    def cut(self) -> list[object]:
         """What tells its sub-groups from those of another cut; where they are not swapped, a file may have their lengths only."""
         swaps = self._optimizer.swap_optimizer
         return [getattr(flat, "ds_id", None) if swaps else flat.numel() for flat in self._optimizer.fp32_partitioned_groups_flat]
@@ -121,6 +121,9 @@ class Zero3:
             for key in MOMENTS:
                 self._optimizer.optimizer.state[group.flat][key].data = torch.Tensor()  # the pipelined swapper leaves it
 
+    def set_clip_grad(self, saved: Mapping[str, Any]) -> None:
+        """It is a setting here: DeepSpeed's own load leaves it alone."""
+
     def finish(self) -> None:
         """By all ranks together."""
         self._optimizer.checkpoint_event_epilogue()
@@ -130,8 +133,8 @@ class Zero12:
     """An optimizer of ZeRO 1 or 2. The model has each parameter whole."""
 
     stage = "ZeRO 1 or 2"
-    inside = ("round_robin_bit16_groups", "round_robin_bit16_offsets", "single_partition_of_fp32_groups", "groups_padding",
-              "update_lp_params", "_link_all_hp_params", "_hp_optimizer_states_linked")
+    inside = ("round_robin_bit16_groups", "round_robin_bit16_offsets", "single_partition_of_fp32_groups",
+              "clip_grad", "update_lp_params", "_link_all_hp_params", "_hp_optimizer_states_linked")
 
     def __init__(self, optimizer: Any, names: Mapping[Parameter, str]) -> None:
         self._optimizer, self._rank, self._names = optimizer, dist.get_rank(group=optimizer.dp_process_group), names
@@ -141,13 +144,14 @@ class Zero12:
         return int(max(self._optimizer.partition_count))
 
     @property
-    def names(self) -> list[object]:
-        """As a file has them: the length of each group, without the padding at its end, and what lies in it. DeepSpeed's own
-        load does not see another order."""
-        optimizer = self._optimizer
-        lengths = [flat.numel() - padding
-                   for flat, padding in zip(optimizer.single_partition_of_fp32_groups, optimizer.groups_padding, strict=True)]
-        return list(zip(lengths, [[self._names.get(param) for param in group.params] for group in self.sub_groups], strict=True))
+    def cut(self) -> list[object]:
+        """DeepSpeed's own load takes any lengths that the same ranks have."""
+        return [None for _ in self._optimizer.single_partition_of_fp32_groups]
+
+    @property
+    def names(self) -> list[list[str | None]]:
+        """In the order in which the parameters lie. DeepSpeed's own load does not see another one."""
+        return [[self._names.get(param) for param in group.params] for group in self.sub_groups]
 
     @property
     def sub_groups(self) -> list[SubGroup]:
@@ -178,6 +182,10 @@ class Zero12:
     @contextlib.contextmanager
     def in_memory(self, _group: SubGroup) -> Iterator[None]:
         yield
+
+    def set_clip_grad(self, saved: Mapping[str, Any]) -> None:
+        """As DeepSpeed's own load takes it from the step."""
+        self._optimizer.clip_grad = saved.get("clip_grad", self._optimizer.clip_grad)
 
     def finish(self) -> None:
         """By all ranks together: makes the 16-bit parameters, and what DeepSpeed's safe_get_* functions show."""

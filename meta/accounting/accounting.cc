@@ -18,7 +18,7 @@ constexpr Owner kNobody = 0;  // the owners that were asked for have numbers fro
 struct Named {
   InodeNumber inode = 0;
   Owner owner = kNobody;
-  auto operator<=>(const Named&) const = default;
+  auto operator<=>(const Named&) const = default;  // NOLINT(modernize-use-nullptr): in what is generated
 };
 
 // Finds the owner of a folder: that of the nearest root at or above the folder.
@@ -194,7 +194,7 @@ Result<std::vector<Accounting::Holder>> Accounting::find_holders(const std::vect
     BlobNumber blob = 0;
     Owner owner = kNobody;
     InodeNumber live = 0;
-    auto operator<=>(const Hold&) const = default;
+    auto operator<=>(const Hold&) const = default;  // NOLINT(modernize-use-nullptr): in what is generated
   };
   std::vector<Hold> holds;
   auto name = names.begin();

@@ -153,7 +153,7 @@ class Folder {
   struct ChunkName {
     std::string_view tensor;
     Shape offsets;
-    auto operator<=>(const ChunkName&) const = default;
+    auto operator<=>(const ChunkName&) const = default;  // NOLINT(modernize-use-nullptr): in what is generated
   };
 
   // Counts the tensor twice: as it is here, and as the parameter that it becomes.

@@ -45,8 +45,8 @@ struct PushName {
   uint32_t slot = 0;
   std::string id;  // 16 hexadecimal digits
 
-  std::string text() const;  // "<tag>/<slot>.<id>"
-  auto operator<=>(const PushName&) const = default;
+  std::string text() const;                           // "<tag>/<slot>.<id>"
+  auto operator<=>(const PushName&) const = default;  // NOLINT(modernize-use-nullptr): in what is generated
 };
 // 16 random hexadecimal digits.
 std::string new_id();

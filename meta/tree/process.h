@@ -18,7 +18,7 @@ uint64_t process_start(pid_t tid);
 struct Process {
   pid_t pid = 0;       // 0: it cannot be seen from here, as one of another pid namespace or one that /proc hides
   uint64_t start = 0;  // clock ticks after the boot
-  auto operator<=>(const Process&) const = default;
+  auto operator<=>(const Process&) const = default;  // NOLINT(modernize-use-nullptr): in what is generated
 };
 // The process that thread `tid` belongs to; likewise remembered for a second. `gone`: there is none any more.
 // `forked_from`: the program that it, or what it was forked from, is a fork of without exec; itself: of none. A parent

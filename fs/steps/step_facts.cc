@@ -450,8 +450,9 @@ const char* state_of(const StepStatus& step) {
   return step.facts.completeness == Completeness::incomplete ? "incomplete" : "unknown";
 }
 
-// The metric may be of another save than the weights.
+// The metric may be of another save than the weights, unless that one has written all files anew.
 Result<> StepFactsFinder::refuse_metric_of_another(const StepStatus& status, const std::string& name) const {
+  if (status.times.oldest.empty() || status.times.oldest_at > status.ledger.whole) return success();
   const auto later = from_trainer_state(tree_, status.inode, [&status](int file, uint64_t) -> Result<bool> {
     TRY_ASSIGN(const struct stat st, io::stat_fd(file));
     return status.ledger.whole < wall_time(st.st_ctim);

@@ -98,6 +98,23 @@ def test_a_metric_of_a_second_save_pushes_out_no_best_step(mount):
 
 
 @pytest.mark.one_mode
+def test_a_second_save_to_its_end_has_a_metric(mount):
+    make_series(mount, keep_last=1, keep_best="eval_loss:min:1")
+    better = write_step(mount, 10, loss=0.5, series="other")
+    act = f"sys.stdin.readline(); shutil.copytree('{better}', '{mount.path / SERIES}/checkpoint-10', dirs_exist_ok=True)"
+    with training(mount, mount.path / "spare" / "checkpoint-1", f"{act}; print('saved', flush=True)") as other:
+        for number, loss in ((10, 5.0), (20, 1.0)):
+            write_step(mount, number, loss=loss)
+        stays(mount, {20})
+        write_step(mount, 10, loss=5.0)
+        mount.control(f"{SERIES}/checkpoint-10", "pin", "1")
+        mount.wait_for_rounds(3)
+        equal(act_of(other), "saved", "what the second save does")
+        mount.wait_for_rounds(3)
+        equal([(step["metric"], step["reason"]) for step in policy(mount)["steps"]], [(0.5, ""), (1.0, "")], "metrics")
+
+
+@pytest.mark.one_mode
 def test_a_run_that_evaluates_a_step_of_another_keeps_its_own(mount):
     """A training begins anew, so that its numbers are lower than those of the one before, and evaluates a step of that."""
     make_series(mount, keep_last=1)

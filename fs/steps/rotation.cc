@@ -234,7 +234,7 @@ Result<> Rotation::rotate_series(meta::InodeNumber series, Findings& findings) {
 void Rotation::note_whole(const SeriesStatus& status, const std::string& path) {
   for (const StepStatus& step : status.steps) {
     const bool may_be_set_aside = set_aside_.is_unfinished(step.inode);
-    if (!step.facts.is_whole() || step.facts.untold || (step.is_known_whole() && !may_be_set_aside)) continue;
+    if (!step.facts.is_whole() || step.has_foreign_metric || (step.is_known_whole() && !may_be_set_aside)) continue;
     const auto durable = may_be_set_aside ? step_facts_.make_durable(step) : Result<>(success());
     const auto forget = [&] { set_aside_.note_complete(step.inode); };
     const auto noted = durable ? writers_.note_whole(step, forget) : durable.error();

@@ -569,6 +569,7 @@ Result<SeriesStatus> StepFactsFinder::inspect_series(meta::InodeNumber series, c
     if (!metric.empty()) {
       const auto told = metric_of(one, metric);
       one.facts.untold = one.facts.untold || !told;
+      one.has_foreign_metric = !told && told.error().errno_value() == EAGAIN;
       if (told) one.facts.metric = told.value();
       if (!told && one.reason.empty()) one.reason = metric + " cannot be told: " + told.error().message();
     }

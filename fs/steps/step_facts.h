@@ -62,7 +62,8 @@ struct StepStatus : StepContent {
   std::chrono::seconds quiet{};             // since then
   std::optional<meta::WallTime> completed;  // whether or not it is quiet
   meta::LedgerEntry ledger;
-  meta::WallTime saved;  // when its files but the notes changed last, as their mtimes tell
+  meta::WallTime saved;             // when its files but the notes changed last, as their mtimes tell
+  bool has_foreign_metric = false;  // what keep_best asks for may be of another save than the weights
 
   // It was found whole as it is now. A touch or a chown since then counts as a change: or else all its files would seem
   // to be of a save after it had been whole.

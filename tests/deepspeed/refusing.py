@@ -47,6 +47,30 @@ def having(thing, **attributes):
 
 
 @contextlib.contextmanager
+def set_to(settings, name, value):
+    """With another setting of the optimizer's groups for a while."""
+    before = [dict(group) for group in settings]
+    for group in settings:
+        group[name] = value
+    try:
+        yield
+    finally:
+        for group, kept in zip(settings, before, strict=True):
+            group.clear()
+            group.update(kept)
+
+
+@contextlib.contextmanager
+def unfrozen(parameter):
+    """As a parameter that is trained, and that the optimizer was not given."""
+    parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        parameter.requires_grad_(False)
+
+
+@contextlib.contextmanager
 def of_class(thing, name):
     kind = type(thing)
     thing.__class__ = type(name, (kind,), {})
@@ -136,6 +160,8 @@ def engines(torch, deepspeed, engine, rank):
     yield "does not know this version", other, {}
     yield "custom_load_fn is not supported", contextlib.nullcontext(), {"custom_load_fn": lambda src, dst: None}
     yield "is frozen and on NVMe", having(frozen.ds_tensor, status=type(frozen.ds_tensor.status)(2)), {}
+    yield "has no frozen.weight", unfrozen(frozen), {"tag": "frozen_step2"}
+    yield "amsgrad is not supported", set_to(adam.param_groups, "amsgrad", True), {}
     yield "told different steps", contextlib.nullcontext(), {"tag": TAG if rank == 0 else "amsgrad_step2"}
     if rank == 1:  # the others hear of it
         yield "has no name", having(engine, param_names={}), {}

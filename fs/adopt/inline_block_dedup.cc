@@ -7,32 +7,49 @@
 #include <cerrno>
 #include <cstring>
 
+#include "fs/kernel/request_loop.h"
 #include "io/aligned_buffer.h"
 #include "io/clone.h"
 #include "io/fault.h"
 #include "io/log.h"
+#include "io/sigbus.h"
 
 namespace ckptfs::fs {
 
 namespace {
 
-constexpr size_t kSmallestRun = 64 << 10;   // below, a call costs more than the blocks
-constexpr size_t kMostCompared = 64 << 10;  // of the first WRITE
+constexpr size_t kMostCompared = 64 << 10;  // of the first WRITE, with each candidate
 
 thread_local io::AlignedBuffer present_content;
 
-// Reads `size` bytes at `offset`, fewer only at the end of the file.
-Result<std::span<const std::byte>> read_there(int descriptor, size_t size, uint64_t offset) {
-  const auto there = present_content.get(size);
-  if (there.size() < size) return Error(ENOMEM);
-  TRY_ASSIGN(const size_t got, io::read_full(descriptor, there, static_cast<off_t>(offset)));
-  return std::span<const std::byte>(there.first(got));
+// Are these bytes at `offset` of the file?
+Result<bool> are_there(int descriptor, std::span<const std::byte> data, uint64_t offset) {
+  const auto there = present_content.get(data.size());
+  if (there.size() < data.size()) return Error(ENOMEM);
+  TRY_ASSIGN(const size_t got, io::read_full(descriptor, there.first(data.size()), static_cast<off_t>(offset)));
+  return got == data.size() && std::memcmp(there.data(), data.data(), got) == 0;
 }
 
 }  // namespace
 
 InlineBlockDedup::~InlineBlockDedup() {
-  if (source_) environment_.close(*source_);
+  if (!source_) return;
+  {
+    const io::MutexLock lock(mutex_);
+    window_.close();  // it keeps the source in use
+  }
+  flush();
+  environment_.close(*source_);
+}
+
+void InlineBlockDedup::flush() {
+  if (shared_ > 0 && !source_->frozen) environment_.recount(*source_);
+}
+
+std::optional<bool> InlineBlockDedup::was_right() {
+  const io::MutexLock lock(mutex_);
+  if (compared_ == 0) return std::nullopt;
+  return mismatched_ <= compared_ / 2;
 }
 
 void InlineBlockDedup::give_up(const Error& reason) {
@@ -42,13 +59,13 @@ void InlineBlockDedup::give_up(const Error& reason) {
 }
 
 DataPath::Written InlineBlockDedup::write(std::span<const std::byte> data, off_t offset, DataPath& plain) {
-  const SpeculativeClone::Source* source = ended_ ? nullptr : source_for(data, offset, plain.buffered());
-  if (source == nullptr) return plain.write(data, offset);
+  const auto parts = find_parts(data, offset, plain.buffered());
+  if (parts.empty()) return plain.write(data, offset);
   DataPath::Written written;
-  for (const Part& part : parts(*source, data, static_cast<uint64_t>(offset))) {
+  for (const Part& part : parts) {
     const auto at = offset + static_cast<off_t>(part.begin);
     const size_t size = part.end - part.begin;
-    if (!part.shared || !share(*source, plain.buffered(), at, size)) {
+    if (!part.shared || !share(plain.buffered(), at, size)) {
       auto rest = plain.write(data.subspan(part.begin, size), at);
       if (rest.bytes < size) return {written.bytes + rest.bytes, std::move(rest.error)};
     }
@@ -57,33 +74,51 @@ DataPath::Written InlineBlockDedup::write(std::span<const std::byte> data, off_t
   return written;
 }
 
-// Null: there is no source that can be used.
-const SpeculativeClone::Source* InlineBlockDedup::source_for(std::span<const std::byte> data, off_t offset, int blob) {
+// Splits `data` into what the source has too, and what lies between. Empty: all of it is written.
+std::vector<InlineBlockDedup::Part> InlineBlockDedup::find_parts(std::span<const std::byte> data, off_t offset,
+                                                                 int blob) {
+  if (ended_) return {};
   const io::MutexLock lock(mutex_);
-  if (source_) return &*source_;
-  const auto chosen = choose(data, offset, blob);
+  const auto at = static_cast<uint64_t>(offset);
+  auto found = [&]() REQUIRES(mutex_) -> Result<std::vector<Part>> {
+    TRY_ASSIGN(const bool there, open_source(data, offset, blob));
+    ended_ = ended_ || !there || !source_->is_unchanged();
+    if (ended_) return std::vector<Part>();
+    if (!alike_) {
+      TRY_ASSIGN(alike_, seems_right(data, at));
+      if (!alike_) {
+        note_compared(data.size(), data.size());
+        expect_samples(at + data.size(), data.size());  // of the next WRITE
+        return std::vector<Part>();
+      }
+    }
+    return compare(data, at);
+  }();
+  if (found) return std::move(found).value();
+  give_up(found.error());
+  return {};
+}
+
+// False: there is no source that can be used.
+Result<bool> InlineBlockDedup::open_source(std::span<const std::byte> data, off_t offset, int blob) {
+  if (source_) return true;
+  const auto candidates = candidates_.size();
+  TRY_ASSIGN(const auto chosen, choose(data, offset, blob));
   candidates_.clear();
-  if (!chosen || !chosen.value()) {
-    if (!chosen) give_up(chosen.error());
-    ended_ = true;
-    return nullptr;
-  }
-  auto opened = environment_.open(*chosen.value());
-  if (!opened) {
-    give_up(opened.error());
-    return nullptr;
-  }
-  source_ = std::move(opened).value();
-  if (!source_->is_unchanged()) {  // somebody is writing it
-    ended_ = true;
-    return nullptr;
-  }
-  add(counters_.adoptions);
-  return &*source_;
+  if (!chosen) return false;
+  TRY_ASSIGN(auto opened, none_if_gone(environment_.open(*chosen)));
+  if (!opened) return false;
+  source_ = std::move(opened);
+  TRY_ASSIGN(const struct stat st, io::stat_fd(source_->descriptor));
+  source_size_ = static_cast<uint64_t>(st.st_size);
+  alike_ = candidates > 1;
+  if (!alike_) expect_samples(static_cast<uint64_t>(offset), data.size());
+  return true;
 }
 
 Result<std::optional<InodeNumber>> InlineBlockDedup::choose(std::span<const std::byte> data, off_t offset,
                                                             int blob) const {
+  if (candidates_.size() == 1) return std::optional(candidates_.front());
   TRY_ASSIGN(const struct stat own, io::stat_fd(blob));
   const auto begin = data.first(std::min(data.size(), kMostCompared));
   for (const InodeNumber candidate : candidates_) {
@@ -91,59 +126,109 @@ Result<std::optional<InodeNumber>> InlineBlockDedup::choose(std::span<const std:
     if (!descriptor) continue;
     TRY_ASSIGN(const struct stat st, io::stat_fd(descriptor->get()));
     if (own.st_size > 0 && st.st_size != own.st_size) continue;
-    TRY_ASSIGN(const auto there, read_there(descriptor->get(), begin.size(), static_cast<uint64_t>(offset)));
-    if (there.size() == begin.size() && std::memcmp(there.data(), begin.data(), begin.size()) == 0) return {candidate};
+    TRY_ASSIGN(const bool same, are_there(descriptor->get(), begin, static_cast<uint64_t>(offset)));
+    if (same) return std::optional(candidate);
   }
   return std::optional<InodeNumber>();
 }
 
-// Splits `data` into runs of whole blocks that the source has too, and what lies between them.
-std::vector<InlineBlockDedup::Part> InlineBlockDedup::parts(const SpeculativeClone::Source& source,
-                                                            std::span<const std::byte> data, uint64_t offset) {
+// Does the source hold at least half of `data`? Tells by samples. After each no there are fewer of them.
+Result<bool> InlineBlockDedup::seems_right(std::span<const std::byte> data, uint64_t offset) {
+  size_t equal = 0, looked_at = 0;
+  for (uint64_t at = next_sample(offset); at < offset + data.size(); at += sampled_, ++looked_at) {
+    const auto rest = data.subspan(at - offset);
+    TRY_ASSIGN(const bool same, are_there(source_->descriptor, rest.first(std::min(kBlock, rest.size())), at));
+    if (same) ++equal;
+  }
+  if (looked_at == 0) return false;
+  const bool right = equal * 2 >= looked_at;
+  sampled_ = right ? kSampled : std::min(2 * sampled_, kMostSampled);
+  return right;
+}
+
+// The first sample at `offset` or behind it.
+uint64_t InlineBlockDedup::next_sample(uint64_t offset) const { return (offset + sampled_ - 1) / sampled_ * sampled_; }
+
+// Starts to read all samples from the disk at the same time, and does not wait for them.
+void InlineBlockDedup::expect_samples(uint64_t offset, size_t size) const {
+  for (uint64_t at = next_sample(offset); at < offset + size; at += sampled_) {
+    ::posix_fadvise(source_->descriptor, static_cast<off_t>(at), kBlock, POSIX_FADV_WILLNEED);
+  }
+}
+
+void InlineBlockDedup::note_compared(uint64_t all, uint64_t mismatched) {
+  compared_ += all;
+  mismatched_ += mismatched;
+  if (mismatched_ >= kPatience && mismatched_ > compared_ / 2) ended_ = true;
+}
+
+// `blocks` are whole blocks at `offset` of the file. Which of them does the source have there?
+Result<InlineBlockDedup::Equal> InlineBlockDedup::find_equal(std::span<const std::byte> blocks, uint64_t offset) {
+  static_assert(kMostBlocks >= RequestLoop::kLargestWrite / kBlock);
+  Equal equal;
+  if (blocks.empty()) return equal;
+  TRY(io::fault_point("adopt.read"));
+  TRY_ASSIGN(const auto there, window_.at(source_->descriptor, offset, blocks.size()));
+  const bool read = io::access_mapped([&] {
+    for (size_t at = 0; at < blocks.size(); at += kBlock) {
+      equal[at / kBlock] = std::memcmp(blocks.data() + at, there.data() + at, kBlock) == 0;
+    }
+  });
+  if (read) return equal;
+  if (source_->is_unchanged()) return Error(EIO, "what it was expected to hold cannot be read");
+  return Equal();  // it has become shorter
+}
+
+// Finds runs of whole blocks that the source has too.
+Result<std::vector<InlineBlockDedup::Part>> InlineBlockDedup::compare(std::span<const std::byte> data,
+                                                                      uint64_t offset) {
+  const size_t head = std::min(data.size(), (kBlock - offset % kBlock) % kBlock);
+  const uint64_t there = std::min<uint64_t>(data.size(), source_size_ > offset ? source_size_ - offset : 0);
+  const size_t last = head + (there > head ? (there - head) / kBlock * kBlock : 0);
+  TRY_ASSIGN(const Equal equal, find_equal(data.subspan(head, last - head), offset + head));
   std::vector<Part> found;
-  const auto put = [&found](size_t begin, size_t end, bool shared) {
-    if (begin == end) return;
-    const bool together = !shared && !found.empty() && !found.back().shared;
-    if (together) found.back().end = end;
-    if (!together) found.push_back({begin, end, shared});
-  };
-  const auto there = read_there(source.descriptor, data.size(), offset);
-  if (!there) give_up(there.error());
-  const size_t head =
-      std::min(data.size(), (SpeculativeClone::kBlock - offset % SpeculativeClone::kBlock) % SpeculativeClone::kBlock);
-  const size_t comparable =
-      there && there.value().size() > head ? (there.value().size() - head) / SpeculativeClone::kBlock : 0;
-  const size_t last = head + comparable * SpeculativeClone::kBlock;
-  const auto equal = [&](size_t at) {
-    return std::memcmp(data.data() + at, there.value().data() + at, SpeculativeClone::kBlock) == 0;
-  };
-  put(0, head, false);
-  uint64_t mismatched = 0;
+  size_t written = 0, shared = 0;  // where what is written begins, and how much is shared
   for (size_t begin = head; begin < last;) {
-    const bool same = equal(begin);
-    size_t end = begin + SpeculativeClone::kBlock;
-    while (end < last && equal(end) == same) end += SpeculativeClone::kBlock;
-    if (!same) mismatched += end - begin;
-    put(begin, end, same && end - begin >= kSmallestRun);
+    const auto is_equal = [&](size_t at) { return equal[(at - head) / kBlock]; };
+    size_t end = begin + kBlock;
+    while (end < last && is_equal(end) == is_equal(begin)) end += kBlock;
+    if (is_equal(begin) && end - begin >= kSmallestRun) {
+      if (begin > written) found.push_back({written, begin, false});
+      found.push_back({begin, end, true});
+      shared += end - begin;
+      written = end;
+    }
     begin = end;
   }
-  put(last, data.size(), false);
-  const uint64_t wrong = mismatched_ += mismatched;
-  if (const uint64_t all = compared_ += last - head; wrong >= SpeculativeClone::kPatience && wrong > all / 2)
-    ended_ = true;
+  if (data.size() > written) found.push_back({written, data.size(), false});
+  // At its borders a WRITE that is the same has blocks that are written all the same.
+  note_compared(data.size(), shared == 0 ? data.size() : last - head - shared);
+  strange_ = shared == 0 ? strange_ + data.size() : 0;
+  if (strange_ >= kStreak) {
+    alike_ = false;
+    strange_ = 0;
+  }
   return found;
 }
 
 // False: these bytes must be written.
-bool InlineBlockDedup::share(const SpeculativeClone::Source& source, int blob, off_t offset, size_t size) {
+bool InlineBlockDedup::share(int blob, off_t offset, size_t size) {
+  if (ended_) return false;
   Result<> cloned = io::fault_point("adopt.clone_range");
-  if (cloned) cloned = io::clone_range(source.descriptor, offset, blob, offset, size);
+  if (cloned) cloned = io::clone_range(source_->descriptor, offset, blob, offset, size);
   if (cloned) cloned = io::fault_point("adopt.clone_range_end");
   const bool there = cloned.has_value();
-  const auto shared = environment_.shared(source, std::move(cloned));
-  const bool same = source.is_unchanged();  // an open for writing is counted before its writer can write
+  const auto shared = environment_.shared(*source_, std::move(cloned));
+  const bool same = source_->is_unchanged();  // an open for writing is counted before its writer can write
   if (shared && same) {
     add(counters_.bytes_adopted, size);
+    const uint64_t all = shared_ += size;
+    if (all == size) add(counters_.adoptions);
+    // To count reads all extents of the source. So it is done each time that twice as much is shared.
+    if (all >= recount_at_.load() && !source_->frozen) {
+      recount_at_ = 2 * all;
+      environment_.recount(*source_);
+    }
     return true;
   }
   if (!shared) give_up(shared.error());

@@ -1,34 +1,42 @@
-// Inline dedup of blocks: for files that cannot begin as a speculative clone (fs/adopt/speculative_clone.h), because
-// their writer may map them (O_RDWR) or because their name says nothing yet. safetensors, rsync and most programs that
-// write under a temporary name and then rename work so, often after an ftruncate to the full length.
+// Inline dedup of blocks: a copy that comes by READs and WRITEs costs no second copy on the disk.
 //
-// The first WRITE tells what the file is a copy of: the file of the step before (fs/adopt/source_predictor.h) that has
-// the same bytes there and, if the writer has set a size, this size. From then on, where the source has the same whole
-// blocks at the same offset, they are shared by FICLONERANGE instead of written. The blob holds at any time exactly
-// what was written, so nothing else has to know: any order of writes, any other writer, mapping, truncation or crash is
-// as on a plain file. Compared with a clone this costs a call for each run of equal blocks, and the blocks at the
-// borders of WRITEs are written.
+// When a file was just made or emptied, the daemon predicts which file it will be a copy of, its *source*
+// (fs/adopt/source_predictor.h). Where the source has the same whole blocks at the same offset as a WRITE, they are
+// shared by FICLONERANGE instead of written. The blob holds at any time exactly what was written, so nothing else has
+// to know: any order of writes, any other writer, mapping, truncation or crash is as on a plain file. A call for each
+// WRITE is what it costs. So what is written are the blocks at the borders of WRITEs, and runs of less than 32 KiB.
+//
+// Samples of each WRITE are compared first, since the source may have to be read from the disk. Once half of them are
+// the same, each WRITE is compared as a whole, until nothing was the same in 1 MiB. So a wrong prediction costs little,
+// and a source that is right in parts is used for these parts. Of several candidates the first WRITE chooses the one
+// that begins as it does and, if the writer has set a size, has that size.
 //
 // Only a source that nobody can be changing is shared. After each FICLONERANGE the daemon checks that it did not change
-// meanwhile; where it may have, the bytes are written.
+// meanwhile; where it may have, the bytes are written. WRITEs are compared with the source's own pages
+// (io/file_window.h): a copier has just read them into the page cache.
 //
-// Thread safety: all of it. Lock: mutex_ (held while the source is chosen, during one WRITE; before the leaves).
+// Thread safety: all of it. Lock: mutex_ (held while a WRITE is compared; before the leaves).
 #pragma once
 
 #include <sys/types.h>
 
 #include <atomic>
+#include <bitset>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "fs/adopt/speculative_clone.h"
+#include "fs/adopt/source_predictor.h"
 #include "fs/base/counters.h"
 #include "fs/open/data_path.h"
+#include "fs/open/open_files.h"
+#include "io/fd.h"
+#include "io/file_window.h"
 #include "io/mutex.h"
 #include "meta/types.h"
 
@@ -36,28 +44,57 @@ namespace ckptfs::fs {
 
 class InlineBlockDedup {
  public:
+  // An open file, and its shared descriptor.
+  struct Source {
+    std::shared_ptr<OpenFile> file;
+    int descriptor = -1;
+    bool frozen = false;     // never changes
+    uint64_t changes = 0;    // of `file`, when it was opened
+    bool unchanged = false;  // nobody could change it when it was opened
+
+    bool is_unchanged() const { return frozen || (unchanged && file->changes.load() == changes); }
+  };
   // What it needs from outside; called with no leaf locked.
   struct Environment {
-    std::function<Result<io::Fd>(InodeNumber)> open_uncounted;          // O_RDONLY, counted nowhere
-    std::function<Result<SpeculativeClone::Source>(InodeNumber)> open;  // counted until it is closed
-    std::function<void(const SpeculativeClone::Source&)> close;
-    std::function<Result<>(const SpeculativeClone::Source&, Result<>)>
-        shared;  // called with the result of each clone; returns the result to use
+    std::function<Result<io::Fd>(InodeNumber)> open_uncounted;  // O_RDONLY, counted nowhere
+    std::function<Result<Source>(InodeNumber)> open;            // counted until it is closed
+    std::function<void(const Source&)> close;
+    // Called with the result of each clone; returns the result to use.
+    std::function<Result<>(const Source&, Result<>)> shared;
+    std::function<void(const Source&)> recount;  // how much the source owes, since more of it is shared
   };
-  // `candidates`: what the file may hold; not empty. `name`: for the log.
-  InlineBlockDedup(std::string name, std::vector<InodeNumber> candidates, Environment environment, Counters& counters)
+  // `name`: of the file.
+  InlineBlockDedup(std::string name, SourcePredictor::Prediction prediction, Environment environment,
+                   Counters& counters)
       : name_(std::move(name)),
+        by_(prediction.by),
         environment_(std::move(environment)),
         counters_(counters),
-        candidates_(std::move(candidates)) {}
+        candidates_(std::move(prediction.candidates)) {}
   InlineBlockDedup(const InlineBlockDedup&) = delete;
   InlineBlockDedup& operator=(const InlineBlockDedup&) = delete;
   ~InlineBlockDedup();
 
   // Shares or writes all of `data`; `plain` writes.
   DataPath::Written write(std::span<const std::byte> data, off_t offset, DataPath& plain);
+  // Before close() returns, the source owes for all that is shared.
+  void flush();
+
+  const std::string& name() const { return name_; }
+  SourcePredictor::By by() const { return by_; }
+  // Was the prediction more right than wrong? None: nothing was compared.
+  std::optional<bool> was_right();
 
  private:
+  static constexpr size_t kBlock = 4096;                     // what is compared and shared
+  static constexpr size_t kSmallestRun = size_t{32} << 10;   // below, a call costs more than the blocks
+  static constexpr size_t kSampled = size_t{64} << 10;       // one block in so many bytes is compared at first
+  static constexpr size_t kMostSampled = size_t{1} << 20;    // and in the end, while nothing is the same
+  static constexpr uint64_t kStreak = uint64_t{1} << 20;     // wrong bytes, one after another, before it samples again
+  static constexpr uint64_t kPatience = uint64_t{64} << 20;  // wrong bytes before a source is given up
+
+  static constexpr size_t kMostBlocks = 258;  // that a WRITE touches
+  using Equal = std::bitset<kMostBlocks>;     // of the whole blocks of a WRITE
   // A part of a WRITE, [begin, end).
   struct Part {
     size_t begin = 0;
@@ -65,24 +102,38 @@ class InlineBlockDedup {
     bool shared = false;
   };
 
-  const SpeculativeClone::Source* source_for(std::span<const std::byte> data, off_t offset, int blob);
+  std::vector<Part> find_parts(std::span<const std::byte> data, off_t offset, int blob);
+  Result<bool> open_source(std::span<const std::byte> data, off_t offset, int blob) REQUIRES(mutex_);
   Result<std::optional<InodeNumber>> choose(std::span<const std::byte> data, off_t offset, int blob) const
       REQUIRES(mutex_);
-  std::vector<Part> parts(const SpeculativeClone::Source& source, std::span<const std::byte> data, uint64_t offset);
-  bool share(const SpeculativeClone::Source& source, int blob, off_t offset, size_t size);
+  Result<bool> seems_right(std::span<const std::byte> data, uint64_t offset) REQUIRES(mutex_);
+  uint64_t next_sample(uint64_t offset) const REQUIRES(mutex_);
+  void expect_samples(uint64_t offset, size_t size) const REQUIRES(mutex_);
+  Result<Equal> find_equal(std::span<const std::byte> blocks, uint64_t offset) REQUIRES(mutex_);
+  Result<std::vector<Part>> compare(std::span<const std::byte> data, uint64_t offset) REQUIRES(mutex_);
+  void note_compared(uint64_t all, uint64_t mismatched) REQUIRES(mutex_);
+  bool share(int blob, off_t offset, size_t size);
   void withdraw(int blob, off_t offset, size_t size) const;
   void give_up(const Error& reason);
 
   const std::string name_;
+  const SourcePredictor::By by_;
   const Environment environment_;
   Counters& counters_;
 
   io::Mutex mutex_;
-  std::vector<InodeNumber> candidates_ GUARDED_BY(mutex_);             // until one was chosen, or none
-  std::optional<SpeculativeClone::Source> source_ GUARDED_BY(mutex_);  // once it is set, constant
-  std::atomic<uint64_t> compared_{0};
-  std::atomic<uint64_t> mismatched_{0};
-  std::atomic<bool> ended_{false};  // nothing is compared any more
+  std::vector<InodeNumber> candidates_ GUARDED_BY(mutex_);  // until one was chosen, or none
+  std::optional<Source> source_;                            // set once, with mutex_ held, before anything is shared
+  uint64_t source_size_ GUARDED_BY(mutex_) = 0;
+  io::FileWindow window_ GUARDED_BY(mutex_);  // of the source
+  bool alike_ GUARDED_BY(mutex_) = false;     // WRITEs are compared as a whole
+  size_t sampled_ GUARDED_BY(mutex_) = kSampled;
+  uint64_t strange_ GUARDED_BY(mutex_) = 0;  // bytes of the last WRITEs of which nothing was there
+  uint64_t compared_ GUARDED_BY(mutex_) = 0;
+  uint64_t mismatched_ GUARDED_BY(mutex_) = 0;
+  std::atomic<uint64_t> shared_{0};      // bytes
+  std::atomic<uint64_t> recount_at_{0};  // such bytes
+  std::atomic<bool> ended_{false};       // nothing is compared any more
 };
 
 }  // namespace ckptfs::fs

@@ -30,22 +30,23 @@ void SourcePredictor::closed(pid_t thread, InodeNumber inode) {
 }
 
 void SourcePredictor::judge(const std::string& name, By by, bool right) {
+  if (by == By::names_lacking) return;  // such a name says nothing
   (by == By::reader ? readers_ : steps_).learn(name, right);
 }
 
-SourcePredictor::Expected SourcePredictor::expect(InodeNumber folder, const std::string& name, bool may_clone,
-                                                  const Caller& writer) {
-  const auto reading = may_clone && writer.pid != 0 ? find_reading(writer, name) : std::nullopt;
+SourcePredictor::Prediction SourcePredictor::predict(InodeNumber folder, const std::string& name,
+                                                     const Caller& writer) {
+  const auto reading = writer.pid != 0 ? find_reading(writer, name) : std::nullopt;
   if (reading && !may_be_shared(*reading, writer)) return {};
-  if (reading && readers_.ask(name)) return {Prediction{*reading, By::reader}, {}};
+  if (reading && readers_.ask(name)) return {{*reading}, By::reader};
   // The back-off comes first. During a pause, finding the step before would cost each small file more than its data.
-  if (may_clone && !steps_.ask(name)) return {};
+  if (!steps_.ask(name)) return {};
   const auto before = previous_folder(folder, writer);
   if (!before) return {};
   const auto same = tree_.child(*before, name);
-  if (!same) return {std::nullopt, lacking(folder, *before, writer)};
+  if (!same) return {lacking(folder, *before, writer), By::names_lacking};
   if (!may_read(same.value(), writer)) return {};
-  return may_clone ? Expected{Prediction{same.value(), By::step}, {}} : Expected{std::nullopt, {same.value()}};
+  return {{same.value()}, By::step};
 }
 
 // Of the files with this name that the writer's thread has open for reading, the one that it opened last.

@@ -33,20 +33,15 @@ class SourcePredictor {
   void opened(const meta::Caller& reader, meta::InodeNumber inode);
   void closed(pid_t thread, meta::InodeNumber inode);
 
-  enum class By { reader, step };
+  enum class By { reader, step, names_lacking };
   struct Prediction {
-    meta::InodeNumber inode = 0;
+    // Empty: none. Several: the step before has no file of this name. The new file may be renamed later, so they are
+    // the files of the step before whose names the new step lacks.
+    std::vector<meta::InodeNumber> candidates;
     By by = By::reader;
   };
-  struct Expected {
-    std::optional<Prediction> whole;  // the file may begin as a clone of this one
-    // If there is none, the file may share blocks with one of these. If the step before has a file of this name, which
-    // the new file may not begin as a clone of, it is that one. Otherwise the new file may be renamed later, so they
-    // are the files of the step before whose names the new step lacks.
-    std::vector<meta::InodeNumber> by_blocks;
-  };
   // Predicts the source of a new file `name` in `folder`.
-  Expected expect(meta::InodeNumber folder, const std::string& name, bool may_clone, const meta::Caller& writer);
+  Prediction predict(meta::InodeNumber folder, const std::string& name, const meta::Caller& writer);
   // Learns whether the prediction was right.
   void judge(const std::string& name, By by, bool right);
 

@@ -38,9 +38,9 @@ class Histogram {
 };
 
 // What failed of a write; kWriteNames is in the same order.
-enum class WriteFailure : size_t { write, truncate, fallocate, copy_file_range, fdatasync, truncate_to_written, count };
+enum class WriteFailure : size_t { write, truncate, fallocate, copy_file_range, fdatasync, count };
 inline constexpr std::array<const char*, static_cast<size_t>(WriteFailure::count)> kWriteNames = {
-    "write", "truncate", "fallocate", "copy_file_range", "fdatasync", "the end of its copy"};
+    "write", "truncate", "fallocate", "copy_file_range", "fdatasync"};
 
 // The requests of the kernel by kind; kOperationNames is in the same order.
 enum class Operation : size_t {
@@ -106,7 +106,7 @@ struct Counters {
   Counter bytes_cloned{0};
   Counter bytes_copied{0};  // by copy_file_range, where blocks could not be shared
 
-  Counter adoptions{0};      // files that began as a clone of what they would probably hold
+  Counter adoptions{0};      // files that share blocks of what they would probably hold
   Counter bytes_adopted{0};  // written by others to such files, and there already
   Counter wrong_guesses{0};  // of these files, that held something else for the most part
 

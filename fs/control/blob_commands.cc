@@ -49,8 +49,7 @@ Result<HandedOut> hand_out(Filesystem& fs, const Peer& peer, const std::string& 
     if (written) return Error(EBUSY, path + ": somebody has it open for writing");
     return Error(EBADF, path + ": open it for writing through the mount first, and keep it so");
   };
-  TRY(check_writers());  // before its speculative clone is truncated
-  TRY(fs.speculative_clones.truncate_to_written(inode));
+  TRY(check_writers());
   TRY_ASSIGN(io::Fd blob, fs.tree.open_blob(inode, writing ? O_WRONLY : O_RDONLY));
   TRY(check_writers());  // again, since whoever freezes the file closes the gate and then looks for writers
   if (writing) {

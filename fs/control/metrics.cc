@@ -85,11 +85,10 @@ void add_data(Metrics& metrics, const Counters& counters) {
   metrics.counter("cloned_bytes_total", "Shared by copy_file_range.", value(counters.bytes_cloned));
   metrics.counter("copied_bytes_total", "Copied by copy_file_range, where blocks could not be shared.",
                   value(counters.bytes_copied));
-  metrics.counter("adoptions_total", "Files that began as a clone of what they would probably hold.",
+  metrics.counter("adoptions_total", "Files that share blocks of what they would probably hold.",
                   value(counters.adoptions));
-  metrics.counter("adopted_bytes_total", "Written by others to such files, and there already.",
-                  value(counters.bytes_adopted));
-  metrics.counter("wrong_guesses_total", "Such files that held something else for the most part.",
+  metrics.counter("adopted_bytes_total", "Written to such files, and shared instead.", value(counters.bytes_adopted));
+  metrics.counter("wrong_guesses_total", "New files that held something else than was predicted, for the most part.",
                   value(counters.wrong_guesses));
   metrics.begin("fallbacks_total", "What had to be done in a slower way; the first of each kind is in the log.",
                 "counter");

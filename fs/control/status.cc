@@ -66,7 +66,6 @@ json recovery_of(const meta::RecoveryReport& recovery, const meta::Tree& tree) {
           {"blobs", recovery.blobs},
           {"removed_blobs", recovery.removed_blobs},
           {"orphan_blobs", recovery.orphan_blobs},
-          {"cut_files", recovery.cut_files},
           {"raised_references", recovery.raised_references},
           {"inspected", tree.is_inspected()},
           {"damaged", tree.damaged_files()}};

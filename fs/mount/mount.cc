@@ -227,7 +227,6 @@ Result<std::unique_ptr<Mount>> Mount::start(const MountOptions& options) {
   internals->open_files = std::make_unique<MountedFiles>(fs);
   internals->store->set_open_files(internals->open_files.get());
   fs.notifications.start();
-  fs.speculative_clones.start();
   fs.maintenance.start();
   fs.removals.start();
   if (!options.read_only) {
@@ -265,11 +264,6 @@ Result<> Mount::run() {
   fs.view_handles.clear();
   fs.view_files.drop_all_blocks();
   fs.handles.clear();
-  const auto durable = fs.speculative_clones.stop();
-  if (!durable) {
-    log::error("{}", durable.error().message());
-    dirty = true;
-  }
   const OpenFileTable::Leftover leftover = fs.files.clear();
   internals_->to_stop = nullptr;
   internals_->session.reset();
@@ -286,7 +280,6 @@ Result<> Mount::run() {
   }
   if (!closed) log::error("closing the store: {}", closed.error().message());
   TRY(closed);
-  TRY(durable);
   return looped;
 }
 

@@ -12,17 +12,12 @@ bool MountedFiles::writing() const { return fs_.files.writing(); }
 
 Result<> MountedFiles::write_back(const std::vector<meta::InodeNumber>& inodes) {
   return fs_.files.with_writers(inodes, [this](OpenFile& file, int descriptor) -> Result<> {
-    TRY(fs_.speculative_clones.truncate_to_written(file.inode));
     if (fs_.modes.passthrough) return success();  // mappings map the blob itself, and a clone takes its dirty pages
     if (const auto written = fs_.kernel.write_back(file.inode); !written) {
       return Error(written.error().errno_value(), "writing back mapped pages of " + fs_.tree.path_of(file.inode));
     }
     return fs_.file_sync.sync_data(file, descriptor);
   });
-}
-
-Result<> MountedFiles::truncate_to_written(meta::InodeNumber inode) {
-  return fs_.speculative_clones.truncate_to_written(inode);
 }
 
 void MountedFiles::invalidate(meta::InodeNumber inode) { fs_.notifications.attributes_changed(inode); }

@@ -21,7 +21,6 @@ class MountedFiles final : public meta::OpenFiles {
   bool open_at_all(meta::InodeNumber inode) const override;
   bool writing() const override;
   Result<> write_back(const std::vector<meta::InodeNumber>& inodes) override;
-  Result<> truncate_to_written(meta::InodeNumber inode) override;
   void invalidate(meta::InodeNumber inode) override;
   void invalidate_name(meta::InodeNumber folder, const std::string& name) override;
   void drop_view_blocks() override;

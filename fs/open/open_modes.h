@@ -17,17 +17,16 @@
 //      the ENOSPC, and DeepSpeed does not look.
 //   3. for writing, of a file with suid or sgid. A write has to clear these bits, and the kernel leaves that to a
 //      daemon which would not see the write (fs/open/privileges.h).
-//   4. O_WRONLY, of a file that was just made or emptied and begins as a clone of what it will probably hold
-//      (fs/adopt/speculative_clone.h). Not with O_DIRECT, O_SYNC, O_DSYNC or O_APPEND.
-//   5. likewise, and also O_RDWR, where equal blocks are shared one by one (fs/adopt/inline_block_dedup.h). Not for a
-//      swap file, and not O_RDWR where the file is open elsewhere.
-//   6. for writing, of a file of which another open is served by the daemon and may be read by splice
+//   4. for writing, of a file that was just made or emptied, and shares the blocks of what it will probably hold
+//      (fs/adopt/inline_block_dedup.h). Not with O_DIRECT, O_SYNC, O_DSYNC or O_APPEND, and not O_RDWR where the file
+//      is open elsewhere.
+//   5. for writing, of a file of which another open is served by the daemon and may be read by splice
 //      (OpenFile::spliced). The kernel splices through its page cache. It drops what it has there of a write that we
 //      serve, not of one that bypasses us.
-//   7. each open of a file whose backing id the kernel refused, until the last close of the file.
+//   6. each open of a file whose backing id the kernel refused, until the last close of the file.
 //
-// In cases 1 to 6 the answer carries the file's backing id *and* the flag direct_io: reads and writes of this open come
-// to the daemon, its mappings go to the blob, and other opens are not disturbed. In case 7, and in direct mode, there
+// In cases 1 to 5 the answer carries the file's backing id *and* the flag direct_io: reads and writes of this open come
+// to the daemon, its mappings go to the blob, and other opens are not disturbed. In case 6, and in direct mode, there
 // is no backing id, and the answer carries direct_io alone. `ckptfs status --json` counts the opens of each kind.
 //
 // Files of views are opened in fs/ops/views.cc. One that shares the blocks of its step is opened as in passthrough

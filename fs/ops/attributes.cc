@@ -50,9 +50,6 @@ bool is_empty(const meta::AttributeChange& change) {
 
 Result<meta::Attributes> set_attributes(Filesystem& fs, meta::InodeNumber inode, const meta::Caller& caller,
                                         const struct stat& wanted, int valid) {
-  constexpr int kOfBlob = FUSE_SET_ATTR_SIZE | FUSE_SET_ATTR_MTIME | FUSE_SET_ATTR_MTIME_NOW | FUSE_SET_ATTR_ATIME |
-                          FUSE_SET_ATTR_ATIME_NOW;
-  if ((valid & kOfBlob) != 0) TRY(fs.speculative_clones.truncate_to_written(inode));
   if ((valid & FUSE_SET_ATTR_SIZE) != 0) {
     fs.files.changes(inode);
     const auto truncated = fs.tree.truncate(inode, static_cast<uint64_t>(wanted.st_size));

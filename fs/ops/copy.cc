@@ -37,7 +37,6 @@ Result<uint64_t> copy(Filesystem& fs, const CopyRequest& range) {
     TRY_ASSIGN(const meta::InodeRecord source, fs.tree.inode(range.from));
     TRY(fs.tree.refuse_suspect(range.from, source));
   }
-  TRY(fs.speculative_clones.truncate_to_written(range.to));
   // Opened for this call only. While no open writes through the daemon, the daemon has nothing open for writing, so
   // that lease probes are right.
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(range.to, O_RDWR));

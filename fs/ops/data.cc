@@ -31,22 +31,14 @@ void op_read(fuse_req_t req, fuse_ino_t inode, size_t size, off_t offset, fuse_f
 }
 
 DataPath::Written write(const Handle& handle, std::span<const std::byte> data, off_t offset) {
-  if (handle.blocks) return handle.blocks->write(data, offset, *handle.data);
-  DataPath::Written taken;
-  if (handle.clone) {
-    taken = handle.clone->write(data, offset);
-    if (taken.error || taken.bytes == data.size()) return taken;
-  }
-  DataPath::Written rest = handle.data->write(data.subspan(taken.bytes), offset + static_cast<off_t>(taken.bytes));
-  return {taken.bytes + rest.bytes, std::move(rest.error)};
+  if (handle.dedup) return handle.dedup->write(data, offset, *handle.data);
+  return handle.data->write(data, offset);
 }
 
 // For RWF_DSYNC and RWF_SYNC, if the handle does not sync by itself: makes the data and the name durable, as fdatasync
 // does.
-Result<> sync_write(Filesystem& fs, meta::InodeNumber inode, const Handle& handle) {
-  const auto sync = [&] { return fs.file_sync.sync_data(*handle.file, handle.descriptor); };
-  TRY(fs.speculative_clones.make_durable(inode, handle.descriptor, sync));
-  TRY(sync());
+Result<> sync_write(Filesystem& fs, const Handle& handle) {
+  TRY(fs.file_sync.sync_data(*handle.file, handle.descriptor));
   return fs.tree.sync();
 }
 
@@ -72,8 +64,7 @@ void op_write(fuse_req_t req, fuse_ino_t inode, const char* data, size_t, off_t 
   if (written.error) note_failed_write(request.fs(), inode, handle, *written.error);
   if (written.error && written.bytes == 0) return request.logged_error(*written.error);
   if ((info->flags & (O_DSYNC | O_SYNC)) != 0 && !handle.syncs) {
-    if (const auto synced = sync_write(request.fs(), inode, handle); !synced)
-      return request.logged_error(synced.error());
+    if (const auto synced = sync_write(request.fs(), handle); !synced) return request.logged_error(synced.error());
   }
   request.answer(fuse_reply_write, written.bytes);
 }
@@ -94,7 +85,6 @@ Result<> check_room(Filesystem& fs, meta::InodeNumber inode, int blob, off_t off
 
 Result<> allocate(Filesystem& fs, meta::InodeNumber inode, int mode, off_t offset, off_t length) {
   TRY(io::fault_point("fs.fallocate"));
-  TRY(fs.speculative_clones.truncate_to_written(inode));
   // Opened for this call only. While no open writes through the daemon, the daemon has nothing open for writing, so
   // that lease probes are right.
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(inode, O_WRONLY));
@@ -122,8 +112,6 @@ void op_fallocate(fuse_req_t req, fuse_ino_t inode, int mode, off_t offset, off_
 void op_lseek(fuse_req_t req, fuse_ino_t inode, off_t offset, int whence, fuse_file_info* info) {
   const Request request(req, Operation::lseek, inode);
   if (whence != SEEK_DATA && whence != SEEK_HOLE) return request.error(EINVAL);
-  if (const auto truncated = request.fs().speculative_clones.truncate_to_written(inode); !truncated)
-    return request.error(truncated.error());
   const off_t found = ::lseek(Handles<Handle>::get(info->fh).descriptor, offset, whence);
   if (found < 0) return request.error(last_error("lseek"));
   request.answer(fuse_reply_lseek, found);

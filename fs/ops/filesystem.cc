@@ -37,8 +37,8 @@ Filesystem::Filesystem(const MountOptions& mount_options, meta::Store& mounted_s
       resumes(tree),
       files(environment()),
       mapped_files(tree),
-      speculative_clones(store, files, notifications, write_errors, counters),
-      file_sync(tree, files, write_errors, speculative_clones),
+      adopter(tree, files, counters),
+      file_sync(tree, files, write_errors),
       lanes(tasks),
       syncs(tasks, kSyncsAtOnce),
       views(
@@ -93,30 +93,10 @@ double Filesystem::attribute_timeout(const meta::Attributes& attributes) const {
   return may_change ? 0 : kLongTimeout;
 }
 
-struct stat Filesystem::shown(const meta::Attributes& attributes) const {
-  constexpr uint64_t kBlock = 512;
-  struct stat stat = attributes.stat;
-  const meta::InodeNumber inode = stat.st_ino;
-  if (!speculative_clones.knows(inode)) return stat;
-  // Attributes and written end are read again until they match, since the blob may be truncated at any moment. Once
-  // there is no written end, the blob's size is right.
-  auto end = speculative_clones.size(inode);
-  for (int i = 0; i < 2; ++i) {
-    if (const auto fresh = tree.attributes(inode)) stat = fresh.value().stat;
-    const auto before = std::exchange(end, speculative_clones.size(inode));
-    if (end || !before) break;
-  }
-  if (end) {
-    stat.st_size = static_cast<off_t>(*end);
-    stat.st_blocks = std::min(stat.st_blocks, static_cast<blkcnt_t>((*end + kBlock - 1) / kBlock));
-  }
-  return stat;
-}
-
 fuse_entry_param Filesystem::entry_of(const meta::Attributes& attributes) const {
   fuse_entry_param entry{};
   entry.ino = attributes.stat.st_ino;
-  entry.attr = shown(attributes);
+  entry.attr = attributes.stat;
   entry.attr_timeout = attribute_timeout(attributes);
   const bool is_unfinished = attributes.record.is_dir() && set_aside.is_unfinished(entry.ino);
   entry.entry_timeout = is_unfinished ? 0 : kLongTimeout;

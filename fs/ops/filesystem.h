@@ -10,8 +10,7 @@
 #include <memory>
 #include <string>
 
-#include "fs/adopt/file_sync.h"
-#include "fs/adopt/speculative_clones.h"
+#include "fs/adopt/adopter.h"
 #include "fs/base/counters.h"
 #include "fs/base/log_limit.h"
 #include "fs/base/mount_options.h"
@@ -22,6 +21,7 @@
 #include "fs/kernel/kernel_channel.h"
 #include "fs/kernel/notifications.h"
 #include "fs/open/backing_ids.h"
+#include "fs/open/file_sync.h"
 #include "fs/open/mapped_files.h"
 #include "fs/open/open_files.h"
 #include "fs/open/open_modes.h"
@@ -80,7 +80,7 @@ class Filesystem {
   ResumeWatch resumes;
   OpenFileTable files;
   mutable MappedFiles mapped_files;
-  SpeculativeClones speculative_clones;
+  Adopter adopter;
   FileSync file_sync;
   Handles<Handle> handles;
   Handles<DirectoryHandle> directories;
@@ -107,8 +107,6 @@ class Filesystem {
   // How long the kernel may cache these attributes. A live file's, while a write to it may bypass the daemon, not at
   // all.
   double attribute_timeout(const meta::Attributes& attributes) const;
-  // As the user is to see them: a file that is being adopted ends where it was written to.
-  struct stat shown(const meta::Attributes& attributes) const;
   fuse_entry_param entry_of(const meta::Attributes& attributes) const;
 
   // EROFS: the store is mounted read-only, or its mount point was made so. The kernel then refuses changes through the

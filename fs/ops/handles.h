@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "fs/adopt/inline_block_dedup.h"
-#include "fs/adopt/speculative_clone.h"
 #include "fs/base/handle_table.h"
 #include "fs/base/user_budget.h"
 #include "fs/open/data_path.h"
@@ -35,11 +34,10 @@ struct Handle {
   bool writing = false;
   std::unique_ptr<DataPath> data;  // none: passthrough, reads and writes do not come here
   std::atomic<uint64_t> seen_errors{0};
-  std::shared_ptr<SpeculativeClone> clone;   // its WRITEs go there first
-  std::unique_ptr<InlineBlockDedup> blocks;  // or there
-  pid_t reader = 0;                          // the thread that opened it for reading only; SourcePredictor counts it
-  bool syncs = false;                        // opened with O_DSYNC or O_SYNC: its descriptors sync each write
-  bool had_privileges = false;               // suid or sgid, when it was opened for writing
+  std::unique_ptr<InlineBlockDedup> dedup;  // its WRITEs go there first
+  pid_t reader = 0;                         // the thread that opened it for reading only; SourcePredictor counts it
+  bool syncs = false;                       // opened with O_DSYNC or O_SYNC: its descriptors sync each write
+  bool had_privileges = false;              // suid or sgid, when it was opened for writing
 };
 
 // An open directory: a snapshot of its entries, taken when it is opened or rewound.

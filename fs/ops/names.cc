@@ -113,22 +113,11 @@ void op_rmdir(fuse_req_t req, fuse_ino_t parent, const char* name) {
   remove_name(Request(req, Operation::rmdir, parent, name), &meta::Tree::remove_directory);
 }
 
-// A start after a crash would truncate a speculative clone (meta/blobs/written_ends.h). So it is made durable before it
-// takes another file's place.
-Result<> make_durable_before_replacing(Filesystem& fs, meta::InodeNumber parent, const std::string& name,
-                                       meta::InodeNumber new_parent, const std::string& new_name) {
-  if (!fs.speculative_clones.knows_any() || !fs.tree.child(new_parent, new_name)) return success();
-  const auto moved = fs.tree.child(parent, name);
-  return moved && fs.speculative_clones.knows(moved.value()) ? fs.file_sync.sync_file(moved.value()) : success();
-}
-
 void op_rename(fuse_req_t req, fuse_ino_t parent, const char* name, fuse_ino_t new_parent, const char* new_name,
                unsigned flags) {
   const Request request(req, Operation::rename, parent, name);
   if (const auto allowed = check_new_name(new_parent, new_name); !allowed) return request.error(allowed.error());
   through_gate(request.fs(), {parent, new_parent}, [request, new_parent, to = std::string(new_name), flags] {
-    const auto durable = make_durable_before_replacing(request.fs(), request.inode(), request.name(), new_parent, to);
-    if (!durable) return request.logged_error(durable.error());
     const auto renamed = request.fs().tree.rename(request.inode(), request.name(), new_parent, to, flags);
     if (!renamed) return request.error(renamed.error());
     request.fs().writers.names_changed();

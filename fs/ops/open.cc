@@ -53,10 +53,10 @@ void end_handle(Filesystem& fs, std::unique_ptr<Handle> handle) {
   const std::shared_ptr<OpenFile> file = handle->file;
   const bool writing = handle->writing;
   const int descriptor = handle->descriptor;
-  if (handle->reader != 0) fs.speculative_clones.predictor.closed(handle->reader, file->inode);
-  const std::shared_ptr<SpeculativeClone> clone = std::move(handle->clone);
+  if (handle->reader != 0) fs.adopter.predictor.closed(handle->reader, file->inode);
+  auto dedup = std::move(handle->dedup);
   handle.reset();
-  if (clone) fs.speculative_clones.closed(clone);
+  if (dedup) fs.adopter.end(std::move(dedup));
   if (writing && fs.modes.passthrough) fs.mapped_files.closed(file->inode, descriptor);
   if (!fs.files.end(file, writing)) return;
   fs.tree.finished_writing(file->inode);
@@ -85,15 +85,6 @@ Result<std::unique_ptr<DataPath>> make_data_path(Filesystem& fs, const OpenFile&
                                     [&fs, &file] { return fs.files.is_only_open(file); });
 }
 
-// Truncates the blob of a speculative clone. Before an open for writing, which may sync the blob past the daemon, also
-// makes the blob durable.
-Result<> end_adoption(Filesystem& fs, OpenFile& file, bool writing) {
-  if (!writing) return fs.speculative_clones.truncate_to_written(file.inode);
-  TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(file.inode, O_RDONLY));
-  const auto sync = [&] { return fs.file_sync.sync_data(file, blob.get()); };
-  return fs.speculative_clones.make_durable(file.inode, blob.get(), sync);
-}
-
 // If the daemon serves this open, may it be read by splice, through the kernel's page cache? Not with O_DIRECT.
 bool may_be_spliced(int flags) { return (flags & O_ACCMODE) != O_WRONLY && (flags & O_DIRECT) == 0; }
 
@@ -109,18 +100,18 @@ Result<> choose_way(Filesystem& fs, OpenFile& file, const meta::InodeRecord& rec
   TRY_ASSIGN(const auto backing, fs.files.backing(file));
   handle.descriptor = backing.descriptor;
   const bool passthrough = backing.backing_id != 0;
-  if (passthrough && handle.blocks && may_be_spliced(info.flags)) {
+  if (passthrough && handle.dedup && may_be_spliced(info.flags)) {
     count_as_spliced(file, handle);
     // Another open of the file may write past the daemon. A later open finds this one counted.
     if (!fs.files.is_only_open(file)) {
-      handle.blocks.reset();
+      handle.dedup.reset();
       handle.spliced = nullptr;
       --file.spliced;
     }
   }
   const unsigned own = handle.spliced != nullptr ? 1 : 0;
   const bool spliced_by_others = handle.writing && file.spliced > own;
-  const bool through_daemon = !passthrough || handle.clone || handle.blocks || spliced_by_others ||
+  const bool through_daemon = !passthrough || handle.dedup || spliced_by_others ||
                               fs.modes.must_be_served(info.flags, record, handle.writing && fs.tree.short_of_space());
   const bool syncs = (info.flags & (O_DSYNC | O_SYNC)) != 0;
   if (through_daemon) {
@@ -141,18 +132,6 @@ Result<> choose_way(Filesystem& fs, OpenFile& file, const meta::InodeRecord& rec
   return success();
 }
 
-// Begins to adopt a file that was just made or emptied, if its source can be predicted.
-void begin_adoption(Filesystem& fs, const OpenFile& file, const meta::InodeRecord& record, const std::string& name,
-                    const meta::Caller& caller, int flags, Handle& handle) {
-  const bool may_clone = SpeculativeClones::may_clone(flags), may_share_blocks = (record.flags & meta::kSwap) == 0;
-  if (!may_clone && !may_share_blocks) return;
-  auto expected = fs.speculative_clones.predictor.expect(record.parent, name, may_clone, caller);
-  if (expected.whole) handle.clone = fs.speculative_clones.begin(file, name, *expected.whole);
-  if (!handle.clone && may_share_blocks) {
-    handle.blocks = fs.speculative_clones.begin_blocks(file, name, std::move(expected.by_blocks));
-  }
-}
-
 // Everything of an open but the reply. Fills in what the kernel is to know (fh, backing id, direct_io). `empty_name`:
 // what the file is called, if it was made or is emptied by this open.
 Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inode, const meta::Caller& caller,
@@ -163,7 +142,6 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   TRY_ASSIGN(const meta::InodeRecord record, fs.tree.inode(inode));
   if (!record.is_regular()) return Error(record.is_dir() ? EISDIR : ENXIO);
   if (fs.tree.is_damaged(inode)) return Error(EIO, "damaged: its blob is missing or short (see `ckptfs status`)");
-  if (fs.speculative_clones.knows(inode)) TRY(end_adoption(fs, pending.file(), writing));
   if (writing) {
     TRY(fs.tree.prepare_writing(inode, caller, fs.cow_reserve_of_others(inode)));
     fs.writers.note(record.parent, caller);  // whoever is refused has written nothing
@@ -183,18 +161,15 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   handle->seen_errors = pending.file().errors.now();
   handle->had_privileges = writing && has_privileges(record.mode);
   if (empty_name && writing && (record.flags & meta::kSwap) != 0) fs.resumes.emptied(caller, *empty_name);
-  if (empty_name && fs.options.adopt && SpeculativeClones::may_adopt(info.flags)) {
-    begin_adoption(fs, pending.file(), record, *empty_name, caller, info.flags, *handle);
+  if (empty_name && fs.options.adopt && Adopter::may_adopt(info.flags)) {
+    handle->dedup = fs.adopter.begin(pending.file(), record, *empty_name, caller);
   }
-  if (const auto served = choose_way(fs, pending.file(), record, *handle, info); !served) {
-    if (handle->clone) fs.speculative_clones.closed(handle->clone);
-    return served.error();
-  }
+  TRY(choose_way(fs, pending.file(), record, *handle, info));
   // Until now the kernel was allowed to cache the attributes for a day.
   if (pending.outdates_attributes()) fs.notifications.attributes_changed(inode);
   if (!writing && caller.pid != 0) {  // 0: of another pid namespace
     handle->reader = caller.pid;
-    fs.speculative_clones.predictor.opened(caller, inode);
+    fs.adopter.predictor.opened(caller, inode);
     fs.resumes.opened(caller, inode, record, fs.files.name_of(inode));
   }
   handle->file = pending.take();
@@ -261,6 +236,7 @@ void op_flush(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   const Request request(req, Operation::flush, inode);
   const Handle& handle = Handles<Handle>::get(info->fh);
   if (handle.writing) request.fs().files.closing(*handle.file);
+  if (handle.dedup) handle.dedup->flush();
   request.ok();
 }
 
@@ -273,11 +249,7 @@ void op_release(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
 
 void sync_handle(const Request& request, Handle& handle) {
   Filesystem& fs = request.fs();
-  const auto sync = [&] { return fs.file_sync.sync_data(*handle.file, handle.descriptor); };
-  if (const auto durable = fs.speculative_clones.make_durable(request.inode(), handle.descriptor, sync); !durable) {
-    return request.error(durable.error());
-  }
-  const auto synced = sync();
+  const auto synced = fs.file_sync.sync_data(*handle.file, handle.descriptor);
   if (const int earlier = handle.file->errors.check(handle.seen_errors); earlier != 0) {
     if (!synced) return request.logged_error(synced.error());
     return request.error(Error(earlier, "an earlier write-back of this file failed"));

@@ -109,8 +109,7 @@ void Request::entry(const meta::Attributes& attributes) const {
 }
 
 void Request::attributes(const meta::Attributes& attributes) const {
-  const struct stat shown = fs().shown(attributes);
-  answer(fuse_reply_attr, &shown, fs().attribute_timeout(attributes));
+  answer(fuse_reply_attr, &attributes.stat, fs().attribute_timeout(attributes));
 }
 
 int Request::data(std::span<const std::byte> data) const {

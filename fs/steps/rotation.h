@@ -25,7 +25,7 @@
 #include <string>
 #include <vector>
 
-#include "fs/adopt/file_sync.h"
+#include "fs/open/file_sync.h"
 #include "fs/open/open_files.h"
 #include "fs/steps/background_thinner.h"
 #include "fs/steps/removals.h"

@@ -22,8 +22,8 @@
 #include <unordered_set>
 #include <vector>
 
-#include "fs/adopt/file_sync.h"
 #include "fs/base/turns.h"
+#include "fs/open/file_sync.h"
 #include "fs/open/open_files.h"
 #include "fs/open/write_errors.h"
 #include "fs/steps/push_states.h"

@@ -1,11 +1,12 @@
 // A step's files, as the readers of formats see them, and what its view needs to know of each. A file that is being
 // written is left out and named as a problem, also if it is written through a mapping whose descriptor is closed. Such
-// a file may hold anything: a clone of its source, or half of what it will hold.
+// a file may hold half of what it will hold.
 //
 // *Has a live file changed?* The ctime of its blob tells, since nobody can set a ctime. The ctime is read when the
 // clock has gone beyond it, so that a later change shows. Then the writers are looked for. A writer who begins after
 // that changes the ctime, and one who wrote all the time is found. But the daemon changes a ctime, too, for example
-// when it makes a speculative clone durable. So within a mount the changes that OpenFileTable counts tell first.
+// when it shares blocks of two files that are equal. So within a mount the changes that OpenFileTable counts tell
+// first.
 //
 // *Who writes?* The lease probe tells for data that bypass the daemon. It finds mappings without a descriptor. It no
 // longer finds a writer who has closed, even before the RELEASE comes. For data that go through the daemon, FLUSH tells

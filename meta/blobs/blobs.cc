@@ -63,11 +63,6 @@ Result<> Blobs::set_times(BlobNumber number, const timespec& atime, const timesp
   return success();
 }
 
-Result<> Blobs::set_unsettled(int fd, bool unsettled) {
-  if (::fchmod(fd, unsettled ? S_ISVTX | 0600 : 0600) != 0) return last_error("fchmod");
-  return success();
-}
-
 Result<uint64_t> Blobs::generation() const {
   char text[kNameLength + 1] = {};
   if (::fgetxattr(folder_fd_, kGeneration, text, kNameLength) < 0) {

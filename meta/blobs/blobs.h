@@ -30,10 +30,6 @@ class Blobs {
   // Absent already is success.
   Result<> remove(BlobNumber number) const;
   Result<> set_times(BlobNumber number, const timespec& atime, const timespec& mtime) const;
-  // A blob whose content may not be its file's after a power loss, or after a kill of the daemon:
-  // meta/blobs/written_ends.h.
-  static bool is_unsettled(const struct stat& blob) { return (blob.st_mode & S_ISVTX) != 0; }
-  static Result<> set_unsettled(int fd, bool unsettled);
   // Of the newest index that has used this folder (Index::generation); 0: not known. Kept as an xattr of the folder.
   Result<uint64_t> generation() const;
   // Durable when it returns. Where the file system has no xattrs nothing is kept.

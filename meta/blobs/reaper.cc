@@ -13,8 +13,8 @@ constexpr std::chrono::seconds kInterval{1};
 constexpr size_t kBlobsAtOnce = 4096;  // in one change of the index
 }  // namespace
 
-Reaper::Reaper(Index& index, const Blobs& blobs, const Space& space, WrittenEnds& written_ends, WriteBack& write_back)
-    : index_(index), blobs_(blobs), space_(space), written_ends_(written_ends), write_back_(write_back) {
+Reaper::Reaper(Index& index, const Blobs& blobs, const Space& space, WriteBack& write_back)
+    : index_(index), blobs_(blobs), space_(space), write_back_(write_back) {
   thread_.start([this] { run(); });
 }
 
@@ -43,9 +43,6 @@ void Reaper::run() {
 }
 
 void Reaper::round(std::vector<BlobNumber> doomed) {
-  if (const auto raised = written_ends_.raise_settled(); !raised) {
-    log::warn("the next start after a crash may take longer: {}", raised.error().message());
-  }
   const auto removed = doomed.empty() ? index_.sync() : remove(doomed);
   if (!removed) {
     log::error("what changed is not durable yet, trying again: {}", removed.error().message());

@@ -15,14 +15,13 @@
 #include "meta/blobs/blobs.h"
 #include "meta/blobs/space.h"
 #include "meta/blobs/write_back.h"
-#include "meta/blobs/written_ends.h"
 #include "meta/index/index.h"
 
 namespace ckptfs::meta {
 
 class Reaper {
  public:
-  Reaper(Index& index, const Blobs& blobs, const Space& space, WrittenEnds& written_ends, WriteBack& write_back);
+  Reaper(Index& index, const Blobs& blobs, const Space& space, WriteBack& write_back);
 
   // Its last name has gone in a committed batch.
   void doom(BlobNumber blob);
@@ -40,7 +39,6 @@ class Reaper {
   Index& index_;
   const Blobs& blobs_;
   const Space& space_;
-  WrittenEnds& written_ends_;
   WriteBack& write_back_;
 
   io::Mutex mutex_;

@@ -119,7 +119,7 @@ Result<bool> begin_taking(Store& store, InodeNumber file) {
 
 Result<bool> is_written(const Store& store, InodeNumber file, const InodeRecord& record, const ChunkReader& reader) {
   if (!record.is_live_file()) return false;
-  if (store.open_files().open_for_writing(file) || Blobs::is_unsettled(reader.stat())) return true;
+  if (store.open_files().open_for_writing(file)) return true;
   return io::has_writer(reader.fd());
 }
 

@@ -48,7 +48,6 @@ inline constexpr const char* kBlobLimitKey = "blob_limit";
 inline constexpr uint64_t kNumberBlock = 256;  // numbers allotted at a time
 inline constexpr const char* kGenerationKey = "generation";
 inline constexpr const char* kScrubbedKey = "scrubbed";  // the scrub goes on behind this blob
-inline constexpr const char* kSettledKey = "settled";    // all blobs below are settled (meta/blobs/written_ends.h)
 
 // Before the number of an event (meta/tree/step_events.h). The newest so many are kept.
 inline constexpr const char* kEventPrefix = "event/";

@@ -179,7 +179,6 @@ class Save {
     }
     TRY(tree_.refuse_suspect(taken.plan.source, taken.plan.record));
     taken.writer_open = store_.open_files().open_for_writing(taken.plan.source);
-    TRY(store_.open_files().truncate_to_written(taken.plan.source));
     TRY_ASSIGN(const struct stat st, io::stat_fd(live.value()));
     taken.cow_reserve = cow_reserve_of_clone(st);
     taken.mtime = st.st_mtim;

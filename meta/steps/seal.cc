@@ -147,7 +147,6 @@ class Freeze {
   Result<> check_file(InodeNumber number, Member& member) {
     if (tree_.is_damaged(number)) return Error(EIO, tree_.path_of(number) + ": its data is missing or short");
     if (store_.open_files().open_for_writing(number)) return busy(number);
-    TRY(store_.open_files().truncate_to_written(number));
     TRY_ASSIGN(const io::Fd fd, store_.blobs().open(member.record.blob, O_RDONLY));
     TRY_ASSIGN(const bool written, io::has_writer(fd.get()));
     if (written && store_.open_files().open_at_all(number)) return busy(number);

@@ -11,8 +11,7 @@ namespace {
 
 class Inspection {
  public:
-  Inspection(Tree& tree, const Index& index, const Blobs& blobs, WrittenEnds& written_ends)
-      : tree_(tree), index_(index), blobs_(blobs), written_ends_(written_ends) {}
+  Inspection(Tree& tree, const Index& index, const Blobs& blobs) : tree_(tree), index_(index), blobs_(blobs) {}
 
   Result<> run(const std::function<bool()>& go_on) {
     bool stopped = false;
@@ -47,7 +46,6 @@ class Inspection {
   Result<> inspect_live(InodeNumber number, const InodeRecord& record) {
     TRY_ASSIGN(const io::Fd fd, blobs_.open(record.blob, O_RDONLY));
     TRY_ASSIGN(const struct stat blob, io::stat_fd(fd.get()));
-    if (Blobs::is_unsettled(blob)) TRY(written_ends_.take_off_mark(record.blob, fd.get()));
     if ((record.flags & kDigested) != 0) TRY(compare_with_digest(number, record, blob));
     const auto busy = io::has_writer(fd.get());
     if (!busy || busy.value()) survivors_write_.push_back(number);
@@ -67,15 +65,13 @@ class Inspection {
   Tree& tree_;
   const Index& index_;
   const Blobs& blobs_;
-  WrittenEnds& written_ends_;
   std::vector<InodeNumber> survivors_write_;
 };
 
 }  // namespace
 
-Result<> inspect(Tree& tree, const Index& index, const Blobs& blobs, WrittenEnds& written_ends,
-                 const std::function<bool()>& go_on) {
-  return tree.is_inspected() ? Result<>(success()) : Inspection(tree, index, blobs, written_ends).run(go_on);
+Result<> inspect(Tree& tree, const Index& index, const Blobs& blobs, const std::function<bool()>& go_on) {
+  return tree.is_inspected() ? Result<>(success()) : Inspection(tree, index, blobs).run(go_on);
 }
 
 }  // namespace ckptfs::meta

@@ -12,7 +12,6 @@
 #include <functional>
 
 #include "meta/blobs/blobs.h"
-#include "meta/blobs/written_ends.h"
 #include "meta/index/index.h"
 #include "meta/tree/tree.h"
 
@@ -20,7 +19,6 @@ namespace ckptfs::meta {
 
 // Nothing to do after a clean end, or when it is done. It ends early, and begins anew the next time, when `go_on` says
 // false.
-Result<> inspect(Tree& tree, const Index& index, const Blobs& blobs, WrittenEnds& written_ends,
-                 const std::function<bool()>& go_on);
+Result<> inspect(Tree& tree, const Index& index, const Blobs& blobs, const std::function<bool()>& go_on);
 
 }  // namespace ckptfs::meta

@@ -20,9 +20,6 @@ class OpenFiles {
   // Brings what the kernel still holds of these files (dirty pages of mappings in direct mode) into their blobs.
   // Called with no lock and no gate held; may wait for the daemon's own workers.
   virtual Result<> write_back(const std::vector<InodeNumber>& inodes) = 0;
-  // Truncates the blob of a speculative clone to its written end (fs/adopt/speculative_clone.h). Other files stay as
-  // they are. Never waits for a gate.
-  virtual Result<> truncate_to_written(InodeNumber inode) = 0;
   // The kernel's cached attributes and pages of `inode` are out of date. Never waits; sent by a thread of its own.
   virtual void invalidate(InodeNumber inode) = 0;
   // What the kernel remembers under this name is out of date. Never waits, as above.

@@ -18,8 +18,7 @@ constexpr size_t kFilesAtOnce = 1000;  // in one change of the index, which is i
 
 class Recoverer {
  public:
-  Recoverer(Index& index, const Blobs& blobs, const WrittenEnds& written_ends, Space& space)
-      : index_(index), blobs_(blobs), written_ends_(written_ends), space_(space) {}
+  Recoverer(Index& index, const Blobs& blobs, Space& space) : index_(index), blobs_(blobs), space_(space) {}
 
   Result<Recovery> run() {
     TRY(compare_generations());
@@ -180,12 +179,6 @@ class Recoverer {
       changed_.emplace_back(number, record).second.saved_blob = 0;
       if (changed_.size() == kFilesAtOnce) TRY(commit_changed());
     }
-    if (record.blob < written_ends_.settled_below()) return success();
-    if (const auto truncated = truncate_unsettled(record.blob); !truncated) {
-      log::error("inode {}: a copy that was under way cannot be truncated: {}", number, truncated.error().message());
-      recovery_.start.damaged.insert(number);
-      recovery_.not_truncated.push_back(record.blob);
-    }
     return success();
   }
 
@@ -195,23 +188,6 @@ class Recoverer {
     for (const auto& [number, record] : changed_) batch.put(number, record);
     changed_.clear();
     return index_.commit(std::move(batch));
-  }
-
-  // An unsettled blob may hold bytes of its source that were never written (meta/blobs/written_ends.h). The truncation
-  // is durable before the blob counts as settled.
-  Result<> truncate_unsettled(BlobNumber blob) {
-    TRY_ASSIGN(const struct stat st, blobs_.stat(blob));
-    if (!Blobs::is_unsettled(st)) return success();
-    const uint64_t end = written_ends_.left(blob).value_or(0);
-    TRY(io::fault_point("recovery.cut"));
-    TRY_ASSIGN(const io::Fd fd, blobs_.open(blob, O_RDWR));
-    if (end < static_cast<uint64_t>(st.st_size) && ::ftruncate(fd.get(), static_cast<off_t>(end)) != 0) {
-      return last_error(Blobs::name(blob));
-    }
-    TRY(io::fsync_fd(fd.get()));
-    TRY(Blobs::set_unsettled(fd.get(), false));
-    ++recovery_.report.cut_files;
-    return io::fsync_fd(fd.get());
   }
 
   // A nameless blob is deleted only if it is empty. One with content may belong to a file that a newer index names: an
@@ -233,7 +209,6 @@ class Recoverer {
 
   Index& index_;
   const Blobs& blobs_;
-  const WrittenEnds& written_ends_;
   Space& space_;
   Recovery recovery_;
   uint64_t generation_ = 0;
@@ -246,8 +221,8 @@ class Recoverer {
 
 }  // namespace
 
-Result<Recovery> recover(Index& index, const Blobs& blobs, const WrittenEnds& written_ends, Space& space) {
-  return Recoverer(index, blobs, written_ends, space).run();
+Result<Recovery> recover(Index& index, const Blobs& blobs, Space& space) {
+  return Recoverer(index, blobs, space).run();
 }
 
 }  // namespace ckptfs::meta

@@ -1,7 +1,6 @@
 // What happens at a start, before the first request: the index is read once, and what the last daemon left half done is
-// ended. After a crash blobs/ is listed, too. No file is looked at, except the few that may be unsettled
-// (meta/blobs/written_ends.h). The rest is done behind the mount (meta/store/inspection.h). What is durable when, and
-// what a start refuses: meta/store/store.h.
+// ended. After a crash blobs/ is listed, too. No file is looked at. The rest is done behind the mount
+// (meta/store/inspection.h). What is durable when, and what a start refuses: meta/store/store.h.
 #pragma once
 
 #include <string>
@@ -10,7 +9,6 @@
 
 #include "meta/blobs/blobs.h"
 #include "meta/blobs/space.h"
-#include "meta/blobs/written_ends.h"
 #include "meta/index/index.h"
 #include "meta/tree/tree.h"
 
@@ -23,7 +21,6 @@ struct RecoveryReport {
   uint64_t blobs = 0;
   uint64_t removed_blobs = 0;      // doomed, tentative, or nameless and empty; the reaper takes them
   uint64_t orphan_blobs = 0;       // nameless, with content: kept
-  uint64_t cut_files = 0;          // unsettled ones, truncated to their written end or emptied
   uint64_t raised_references = 0;  // blobs of which the index counted fewer files than there are: corrected
 };
 
@@ -31,13 +28,11 @@ struct Recovery {
   RecoveryReport report;
   Tree::Start start;                  // all but who is told of changes
   std::vector<InodeNumber> nameless;  // inodes without a name: to be reaped
-  // Unsettled still. Their files are damaged until a later start can truncate them.
-  std::vector<BlobNumber> not_truncated;
-  std::vector<BlobNumber> dead;  // for the reaper
+  std::vector<BlobNumber> dead;       // for the reaper
 };
 
 // Changes the index and blobs/ as said above, adds the COW reserves of swap files to `space`, and clears the
 // clean-unmount mark, durably.
-Result<Recovery> recover(Index& index, const Blobs& blobs, const WrittenEnds& written_ends, Space& space);
+Result<Recovery> recover(Index& index, const Blobs& blobs, Space& space);
 
 }  // namespace ckptfs::meta

@@ -36,7 +36,6 @@ class NothingOpen : public OpenFiles {
   bool open_at_all(InodeNumber) const override { return false; }
   bool writing() const override { return false; }
   Result<> write_back(const std::vector<InodeNumber>&) override { return success(); }
-  Result<> truncate_to_written(InodeNumber) override { return success(); }
   void invalidate(InodeNumber) override {}
   void invalidate_name(InodeNumber, const std::string&) override {}
   void drop_view_blocks() override {}
@@ -201,6 +200,7 @@ struct Store::Internals {
   Result<> find_or_make(const StoreOptions& options);
   Result<> open_blobs(const StoreOptions& options);
   Result<> open_index();
+  Result<> drop_frontiers() const;
   Result<std::vector<InodeNumber>> recover_tree();
   void start_services();
   Result<> reap(const std::vector<InodeNumber>& nameless_inodes);
@@ -213,7 +213,6 @@ struct Store::Internals {
   std::unique_ptr<Blobs> blobs;
   std::unique_ptr<Space> space;
   std::unique_ptr<Index> index;
-  std::unique_ptr<WrittenEnds> written_ends;
   std::unique_ptr<Tree> tree;
   std::unique_ptr<Reaper> reaper;
   std::unique_ptr<SpareBlobs> spares;
@@ -274,14 +273,27 @@ Result<> Store::Internals::open_index() {
   if (format != kFormat)
     return Error(EPROTONOSUPPORT, folder + "/meta: the index has format version " + std::to_string(format) +
                                       ", this ckptfs knows version " + std::to_string(kFormat));
-  TRY_ASSIGN(written_ends, WrittenEnds::open(folder + "/frontiers", *index));
+  return drop_frontiers();
+}
+
+// Before 0.1.0 was released, STORE/frontiers had where copies ended that were under way. After a crash of such a
+// version it alone can cut them there.
+Result<> Store::Internals::drop_frontiers() const {
+  const std::string frontiers = folder + "/frontiers";
+  if (!exists(frontiers)) return success();
+  TRY_ASSIGN(const uint64_t clean, index->number(kCleanKey));
+  if (clean == 0) {
+    return Error(EPROTONOSUPPORT, folder +
+                                      ": an older ckptfs used it, and was killed; mount it with that version once, "
+                                      "unmount it, and then use this version");
+  }
+  if (::unlink(frontiers.c_str()) != 0) return last_error(frontiers);
   return success();
 }
 
 // Recovers the tree. Returns the inodes without a name that the last daemon left.
 Result<std::vector<InodeNumber>> Store::Internals::recover_tree() {
-  TRY_ASSIGN(Recovery found, recover(*index, *blobs, *written_ends, *space));
-  TRY(written_ends->begin(found.not_truncated));
+  TRY_ASSIGN(Recovery found, recover(*index, *blobs, *space));
   found.start.doomed = [this](BlobNumber blob) { reaper->doom(blob); };
   found.start.entry_added = [this](InodeNumber parent, const DirectoryEntry& entry) {
     note_entry(*tree, parent, entry);
@@ -290,7 +302,7 @@ Result<std::vector<InodeNumber>> Store::Internals::recover_tree() {
   recovery = found.report;
   tree = std::make_unique<Tree>(*index, *blobs, *space, std::move(found.start));
   TRY(tree->write_back().load(recovery.clean));
-  reaper = std::make_unique<Reaper>(*index, *blobs, *space, *written_ends, tree->write_back());
+  reaper = std::make_unique<Reaper>(*index, *blobs, *space, tree->write_back());
   reaper->doom(found.dead);
   TRY(index->for_each_step([this](InodeNumber step, const StepRecord& record) -> Result<> {
     if (record.pinned) tree->note_pinned(step);
@@ -348,7 +360,7 @@ Store::Store(std::unique_ptr<Internals> internals) : internals_(std::move(intern
 Store::~Store() = default;
 
 Result<> Store::inspect(const std::function<bool()>& go_on) {
-  return meta::inspect(*internals_->tree, *internals_->index, *internals_->blobs, *internals_->written_ends, go_on);
+  return meta::inspect(*internals_->tree, *internals_->index, *internals_->blobs, go_on);
 }
 
 Result<> Store::close() {
@@ -377,7 +389,6 @@ const std::string& Store::folder() const { return internals_->folder; }
 const std::string& Store::id() const { return internals_->id; }
 const Blobs& Store::blobs() const { return *internals_->blobs; }
 SpareBlobs& Store::spares() const { return *internals_->spares; }
-WrittenEnds& Store::written_ends() const { return *internals_->written_ends; }
 Accounting& Store::accounting() const { return *internals_->accounting; }
 const RecoveryReport& Store::recovery() const { return internals_->recovery; }
 

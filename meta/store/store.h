@@ -19,8 +19,8 @@
 //     without a name.
 //   - After a crash every live file counts as changed since its last save, a name whose blob is missing is damaged (EIO
 //     on open, in `status`), and a nameless blob with content stays (meta/store/recovery.h). The start reads the index
-//     and the names in blobs/. It looks at no file, except those that may be unsettled (meta/blobs/written_ends.h). The
-//     rest is done behind the mount, or at once where there are few files (meta/store/inspection.h).
+//     and the names in blobs/. It looks at no file. The rest is done behind the mount, or at once where there are
+//     few files (meta/store/inspection.h).
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,6 @@
 #include "io/sharing_probe.h"
 #include "meta/blobs/blobs.h"
 #include "meta/blobs/space.h"
-#include "meta/blobs/written_ends.h"
 #include "meta/index/index.h"
 #include "meta/store/open_files.h"
 #include "meta/store/recovery.h"
@@ -75,7 +74,6 @@ class Store {
   const std::string& id() const;  // from config.json, 16 hex digits
   const Blobs& blobs() const;
   SpareBlobs& spares() const;
-  WrittenEnds& written_ends() const;
   Accounting& accounting() const;
   const RecoveryReport& recovery() const;
   // Directories that were taken out of the tree before this start, and are not empty (Tree::purge).

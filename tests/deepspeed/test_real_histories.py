@@ -181,9 +181,9 @@ class History:
         try:
             self.training = Process(self.kind, self.notebook.log, self.path, *([step.path] if step else [])).grow_old()
         except Failure:
-            if not step or step.path.exists():
+            if not step or step.is_full() or step is self.newest_of_mount():
                 raise
-            return self.start()  # a rule took it this moment
+            return self.start()  # a rule has removed or thinned it this moment
         if step:
             true(self.training.loaded["weights"] in step.weights, f"{step.path.name}: what it holds was never saved")
         return None

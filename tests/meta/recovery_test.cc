@@ -408,70 +408,29 @@ TEST_F(InspectionTest, UntilThenASurvivorMayWriteToEachFileThatWasThere) {
   EXPECT_EQ(tree().inode(at("/f")).value().flags & kRecovered, 0U);
 }
 
-// Unsettled blobs that only their mode marks as such.
-class UnsettledTest : public ScratchStore {
- protected:
-  void mark_unsettled(BlobNumber blob) {
-    const auto fd = store_->blobs().open(blob, O_RDWR);
-    ASSERT_TRUE(fd);
-    ASSERT_TRUE(Blobs::set_unsettled(fd.value().get(), true));
-  }
-  void wait_until_settled_below(BlobNumber blob) {
-    for (int i = 0; i < 500 && store_->index().number_or_zero(kSettledKey).value() < blob; ++i) ::usleep(10000);
-    ASSERT_GE(store_->index().number_or_zero(kSettledKey).value(), blob);
-  }
-  void make_files(int count) {
-    for (int i = 0; i < count; ++i) make_file("/more" + std::to_string(i));
-  }
-};
-
-TEST_F(UnsettledTest, AnOldFileThatBecomesUnsettledIsStillCut) {
+// STORE/frontiers of a version before 0.1.0: where copies ended that were under way.
+TEST_F(ScratchStore, AStoreThatAnOlderVersionLeftAtACrashIsRefused) {
   make_file("/f", "content");
-  const BlobNumber blob = tree().inode(at("/f")).value().blob;
-  make_files(600);
-  wait_until_settled_below(blob + 1);
-  auto slot = store_->written_ends().take(blob).value();
-  ASSERT_TRUE(slot);
-  mark_unsettled(blob);
-  ::usleep(1500000);  // the reaper must not raise it again meanwhile
   crash();
+  const std::string frontiers = folder_ + "/frontiers";
+  std::ofstream(frontiers) << "an older version's";
+  const auto refused = Store::open({folder_, 1000, 1000, false});
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message().find("mount it with that version once"), std::string::npos);
+  EXPECT_TRUE(std::filesystem::exists(frontiers));
+  std::filesystem::remove(frontiers);
   open();
-  EXPECT_EQ(store_->recovery().cut_files, 1U);
-  EXPECT_EQ(read("/f"), "");
-}
-
-#ifdef CKPTFS_FAULT_POINTS
-TEST_F(UnsettledTest, AFileThatCannotBeCutIsDamagedUntilAStartCutsIt) {
-  make_file("/f", "content");
-  const BlobNumber blob = tree().inode(at("/f")).value().blob;
-  auto slot = store_->written_ends().take(blob).value();
-  ASSERT_TRUE(slot && slot->set(3));
-  mark_unsettled(blob);
-  crash();
-  io::set_fault("recovery.cut", "error:EIO");
-  open();
-  io::set_fault("recovery.cut", "");
-  EXPECT_EQ(store_->recovery().cut_files, 0U);
-  EXPECT_EQ(tree().open_blob(at("/f"), O_RDONLY).error().errno_value(), EIO);
-  crash();
-  open();
-  EXPECT_EQ(store_->recovery().cut_files, 1U);
-  EXPECT_EQ(read("/f"), "con");
-  expect_clean_fsck();
-}
-#endif
-
-TEST_F(UnsettledTest, AMarkThatAPowerLossLeftIsTakenOff) {
-  make_file("/f", "content");
-  const BlobNumber blob = tree().inode(at("/f")).value().blob;
-  make_files(600);
-  wait_until_settled_below(blob + 1);
-  mark_unsettled(blob);
-  crash();
-  open();
-  EXPECT_EQ(store_->recovery().cut_files, 0U);
   EXPECT_EQ(read("/f"), "content");
-  EXPECT_FALSE(Blobs::is_unsettled(store_->blobs().stat(blob).value()));
+}
+
+TEST_F(ScratchStore, AStoreThatAnOlderVersionUnmountedIsOpened) {
+  make_file("/f", "content");
+  close();
+  std::ofstream(folder_ + "/frontiers") << "an older version's";
+  open();
+  EXPECT_TRUE(store_->recovery().clean);
+  EXPECT_EQ(read("/f"), "content");
+  EXPECT_FALSE(std::filesystem::exists(folder_ + "/frontiers"));
 }
 
 }  // namespace

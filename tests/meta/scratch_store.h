@@ -79,14 +79,18 @@ class StubOpenFiles : public OpenFiles {
  public:
   std::set<InodeNumber> writers, readers;
   std::vector<std::pair<InodeNumber, std::string>> invalidated;
-  io::Mutex mutex;
-  std::vector<InodeNumber> truncated;
-  std::function<void()> meanwhile;      // called when a save writes back open files: after its plan, before its gate
-  std::function<void()> behind_gate;    // called when a save or seal inspects a file behind its gate
-  mutable std::function<void()> asked;  // called once it is decided what open_at_all() returns
+  std::function<void()> meanwhile;  // called when a save writes back open files: after its plan, before its gate
+  mutable io::Mutex mutex;          // a save asks from several threads
+  mutable std::function<void()> asked_for_writers;  // called when somebody asks who writes
+  mutable std::function<void()> asked;              // called once it is decided what open_at_all() returns
 
   void drop_view_blocks() override {}
-  bool open_for_writing(InodeNumber inode) const override { return writers.contains(inode); }
+  bool open_for_writing(InodeNumber inode) const override {
+    const io::MutexLock lock(mutex);
+    const bool open = writers.contains(inode);
+    if (asked_for_writers) std::exchange(asked_for_writers, nullptr)();
+    return open;
+  }
   bool writing() const override { return !writers.empty(); }
   bool open_at_all(InodeNumber inode) const override {
     const bool open = writers.contains(inode) || readers.contains(inode);
@@ -95,12 +99,6 @@ class StubOpenFiles : public OpenFiles {
   }
   Result<> write_back(const std::vector<InodeNumber>&) override {
     if (meanwhile) meanwhile();
-    return success();
-  }
-  Result<> truncate_to_written(InodeNumber inode) override {
-    const io::MutexLock lock(mutex);  // a save calls this from several threads
-    truncated.push_back(inode);
-    if (behind_gate) std::exchange(behind_gate, nullptr)();
     return success();
   }
   void invalidate(InodeNumber) override {}

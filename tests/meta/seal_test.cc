@@ -48,7 +48,7 @@ TEST_F(SealTest, AFileThatIsOpenedWhileItsCopyIsSealedKeepsItsBlob) {
     ASSERT_NE(mapping, MAP_FAILED);
   }
   const BlobNumber blob = tree().inode(mapped).value().blob;
-  open_files_.behind_gate = [&] { open_files_.behind_gate = [&] { open_files_.readers.insert(mapped); }; };
+  open_files_.asked_for_writers = [&] { open_files_.asked_for_writers = [&] { open_files_.readers.insert(mapped); }; };
   EXPECT_EQ(seal(*store_, at("/steps/s1")).error().errno_value(), EBUSY);
   EXPECT_EQ(tree().inode(mapped).value().blob, blob);
   open_files_.readers.clear();
@@ -109,8 +109,8 @@ TEST_F(SealTest, AFileThatGetsANameOutsideWhileItIsSealedSharesNoBlobWithIt) {
   ASSERT_TRUE(save("s1"));
   const InodeNumber linked = make_file("/steps/s1/a", "linked");
   make_file("/steps/s1/b", "looked at after it");
-  open_files_.behind_gate = [&] {
-    open_files_.behind_gate = [&] { ASSERT_TRUE(tree().link(linked, at(""), "outside")); };
+  open_files_.asked_for_writers = [&] {
+    open_files_.asked_for_writers = [&] { ASSERT_TRUE(tree().link(linked, at(""), "outside")); };
   };
   const auto sealed = seal(*store_, at("/steps/s1"));
   ASSERT_FALSE(sealed);
@@ -126,8 +126,8 @@ TEST_F(SealTest, AFileThatLosesItsNameOutsideWhileItIsSealedKeepsItsBlob) {
   ASSERT_TRUE(tree().link(linked, at(""), "outside"));
   make_file("/steps/s1/b", "looked at after it");
   const BlobNumber blob = tree().inode(linked).value().blob;
-  open_files_.behind_gate = [&] {
-    open_files_.behind_gate = [&] {
+  open_files_.asked_for_writers = [&] {
+    open_files_.asked_for_writers = [&] {
       open_files_.readers.insert(linked);
       remove("/outside");
     };

@@ -119,14 +119,12 @@ def test_processors_do_not_halt_during_a_copy(folder, shared):
     wait_until("they may halt again", lambda: latency_asked_for() > 2, 10)
 
 
-def test_what_shows_ends_at_the_frontier(folder, shared):
+def test_what_shows_ends_where_it_was_written(folder, shared):
     data, source, target = source_of(folder)
     with Copier(source, target) as copier:
         equal(os.stat(target).st_size, 0, "size at first")
         copier.write(data[: MIB + 100])
-        status = os.stat(target)
-        equal(status.st_size, MIB + 100, "size under way")
-        true(status.st_blocks * 512 <= MIB + 4096, f"blocks under way: {status.st_blocks}")
+        equal(os.stat(target).st_size, MIB + 100, "size under way")
         equal([entry.stat().st_size for entry in os.scandir(target.parent)], [MIB + 100], "size in a listing")
         adoptions = shared.counted("adoptions")
         same_bytes(read(target), data[: MIB + 100], "content under way")
@@ -381,7 +379,6 @@ def test_after_a_kill_of_the_daemon_a_copy_ends_where_it_was(folder, shared):
     same_bytes(read(whole), data, "the copy that was closed")
     same_bytes(read(synced), data, "the copy that was synced")
     same_bytes(read(appended), data + b"more", "the copy that was closed, and written to again")
-    equal(shared.status()["recovery"]["cut_files"] >= 1, True, "files cut")
 
 
 def test_a_save_takes_what_was_written(folder, shared):

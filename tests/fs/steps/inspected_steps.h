@@ -4,8 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "fs/adopt/speculative_clones.h"
-#include "fs/kernel/notifications.h"
+#include "fs/open/file_sync.h"
 #include "fs/steps/step_facts.h"
 #include "tests/meta/scratch_store.h"
 
@@ -27,8 +26,7 @@ class InspectedSteps : public meta::ScratchStore {
     environment.about_to_change = [](InodeNumber) {};
     files_ = std::make_unique<OpenFileTable>(std::move(environment));
     write_errors_ = std::make_unique<WriteErrors>(tree(), counters_);
-    clones_ = std::make_unique<SpeculativeClones>(*store_, *files_, notifications_, *write_errors_, counters_);
-    sync_ = std::make_unique<FileSync>(tree(), *files_, *write_errors_, *clones_);
+    sync_ = std::make_unique<FileSync>(tree(), *files_, *write_errors_);
     facts_ = std::make_unique<StepFactsFinder>(*store_, *files_, *write_errors_, *sync_, readings_, saves_, pushes_,
                                                std::chrono::seconds(0));
     ASSERT_TRUE(facts_->start());
@@ -36,7 +34,6 @@ class InspectedSteps : public meta::ScratchStore {
   void TearDown() override {
     facts_.reset();
     sync_.reset();
-    clones_.reset();
     write_errors_.reset();
     files_.reset();
     ScratchStore::TearDown();
@@ -58,10 +55,8 @@ class InspectedSteps : public meta::ScratchStore {
   Turns readings_{2};
   SaveHistory saves_;
   PushStates pushes_;
-  Notifications notifications_{[](const Notifications::Change&) {}, counters_};
   std::unique_ptr<OpenFileTable> files_;
   std::unique_ptr<WriteErrors> write_errors_;
-  std::unique_ptr<SpeculativeClones> clones_;
   std::unique_ptr<FileSync> sync_;
   std::unique_ptr<StepFactsFinder> facts_;
 };

@@ -4,7 +4,6 @@
 // Thread safety: all of it; takes no lock of its own.
 #pragma once
 
-#include "fs/adopt/speculative_clones.h"
 #include "fs/open/open_files.h"
 #include "fs/open/write_errors.h"
 #include "io/result.h"
@@ -15,8 +14,8 @@ namespace ckptfs::fs {
 
 class FileSync {
  public:
-  FileSync(meta::Tree& tree, OpenFileTable& files, WriteErrors& write_errors, SpeculativeClones& clones)
-      : tree_(tree), files_(files), write_errors_(write_errors), clones_(clones) {}
+  FileSync(meta::Tree& tree, OpenFileTable& files, WriteErrors& write_errors)
+      : tree_(tree), files_(files), write_errors_(write_errors) {}
 
   // fdatasync of an open file's blob through its shared descriptor.
   Result<> sync_data(OpenFile& file, int descriptor);
@@ -28,7 +27,6 @@ class FileSync {
   meta::Tree& tree_;
   OpenFileTable& files_;
   WriteErrors& write_errors_;
-  SpeculativeClones& clones_;
 };
 
 }  // namespace ckptfs::fs

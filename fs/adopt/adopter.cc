@@ -1,0 +1,77 @@
+#include "fs/adopt/adopter.h"
+
+#include <fcntl.h>
+
+#include <utility>
+
+#include "fs/open/open_modes.h"
+#include "io/lease.h"
+
+namespace ckptfs::fs {
+
+namespace {
+constexpr int kUnsupportedFlags = O_DIRECT | O_SYNC | O_DSYNC | O_APPEND;
+constexpr off_t kSmallest = 128 << 10;  // below, a copy costs less than its prediction
+}  // namespace
+
+bool Adopter::may_adopt(int flags) { return opens_for_writing(flags) && (flags & kUnsupportedFlags) == 0; }
+
+std::unique_ptr<InlineBlockDedup> Adopter::begin(const OpenFile& file, const meta::InodeRecord& record,
+                                                 const std::string& name, const meta::Caller& writer) {
+  auto prediction = predictor.predict(record.parent, name, writer);
+  std::erase_if(prediction.candidates, [&](InodeNumber candidate) {
+    const auto attributes = tree_.attributes(candidate);
+    return !attributes || attributes.value().stat.st_size < kSmallest || candidate == file.inode;
+  });
+  if (prediction.candidates.empty()) return nullptr;
+  return std::make_unique<InlineBlockDedup>(
+      name, std::move(prediction),
+      InlineBlockDedup::Environment{
+          [this](InodeNumber inode) { return tree_.open_blob(inode, O_RDONLY); },
+          [this](InodeNumber inode) { return open_source(inode); },
+          [this](const InlineBlockDedup::Source& source) { files_.end(source.file, false); },
+          [this](const InlineBlockDedup::Source& source, Result<> cloned) {
+            return note_shared(source, std::move(cloned));
+          },
+          [this](const InlineBlockDedup::Source& source) { tree_.finished_writing(source.file->inode); },
+      },
+      counters_);
+}
+
+void Adopter::end(std::unique_ptr<InlineBlockDedup> dedup) {
+  const auto right = dedup->was_right();
+  if (!right) return;
+  if (!*right) add(counters_.wrong_guesses);
+  predictor.judge(dedup->name(), dedup->by(), *right);
+}
+
+// Counts the source as open until it is closed, so that its descriptor and its count of changes stay.
+Result<InlineBlockDedup::Source> Adopter::open_source(InodeNumber inode) {
+  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(inode));
+  TRY(tree_.refuse_suspect(inode, record));
+  InlineBlockDedup::Source source;
+  source.file = files_.begin(inode, false).file;
+  const auto backing = files_.backing(*source.file);
+  if (!backing) {
+    files_.end(source.file, false);
+    return backing.error();
+  }
+  source.descriptor = backing.value().descriptor;
+  source.frozen = (record.flags & meta::kFrozen) != 0;
+  source.changes = source.file->changes.load();
+  if (!source.frozen && !files_.has_writers(*source.file)) {
+    const auto written = io::has_writer(source.descriptor);
+    source.unchanged = written && !written.value();
+  }
+  return source;
+}
+
+// A clone can succeed although a write-back failed before it.
+Result<> Adopter::note_shared(const InlineBlockDedup::Source& source, Result<> cloned) {
+  const InodeNumber inode = source.file->inode;
+  if (cloned) return tree_.check_write_back(inode, source.descriptor);
+  TRY(tree_.sync_file(inode, source.descriptor));
+  return cloned;
+}
+
+}  // namespace ckptfs::fs

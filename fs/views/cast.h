@@ -1,7 +1,7 @@
 // Casts floating point elements of one type to another. Rounds to nearest, ties to even, as torch does.
 //
 // The rounding is in to_bfloat16 and to_float16 (cast.cc). Each has a form for vector instructions, eight_to_bfloat16
-// and to_float16_quickly, which has to give the same bits, also for NaN. Which tensors are cast: cast_type() in
+// and to_float16_quickly, which has to give the same bits, also for NaN. Which tensors are cast: type_in() in
 // view.cc.
 //
 // Thread safety: pure.

@@ -8,11 +8,8 @@
 
 namespace ckptfs::io {
 
-namespace {
-
-// Returns true if the kernel refuses the lease because the file is open elsewhere.
-Result<bool> refused(int fd, int lease) {
-  if (retry_interrupted([&] { return ::fcntl(fd, F_SETLEASE, lease); }) != 0) {
+Result<bool> has_writer(int fd) {
+  if (retry_interrupted([&] { return ::fcntl(fd, F_SETLEASE, F_RDLCK); }) != 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return true;
     return last_error("lease probe");
   }
@@ -22,12 +19,6 @@ Result<bool> refused(int fd, int lease) {
   }
   return false;
 }
-
-}  // namespace
-
-Result<bool> has_writer(int fd) { return refused(fd, F_RDLCK); }
-
-Result<bool> has_opener(int fd) { return refused(fd, F_WRLCK); }
 
 void ignore_lease_signals() { std::signal(SIGIO, SIG_IGN); }
 

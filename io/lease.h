@@ -10,8 +10,6 @@ namespace ckptfs::io {
 
 // Returns true while the file is open for writing anywhere, including by a mapping whose descriptor is closed.
 Result<bool> has_writer(int fd);
-// Returns true while the file is open anywhere, except through `fd` itself.
-Result<bool> has_opener(int fd);
 // Call this once per process, before the first probe.
 void ignore_lease_signals();
 

@@ -17,23 +17,31 @@ constexpr off_t kSmallest = 128 << 10;  // below, a copy costs less than its pre
 bool Adopter::may_adopt(int flags) { return opens_for_writing(flags) && (flags & kUnsupportedFlags) == 0; }
 
 std::unique_ptr<InlineBlockDedup> Adopter::begin(const OpenFile& file, const meta::InodeRecord& record,
-                                                 const std::string& name, const meta::Caller& writer) {
+                                                 const std::string& name, const meta::Caller& writer, int flags) {
+  if ((record.flags & meta::kSwap) != 0 && (flags & O_ACCMODE) != O_WRONLY) return nullptr;
   auto prediction = predictor.predict(record.parent, name, writer);
   std::erase_if(prediction.candidates, [&](InodeNumber candidate) {
     const auto attributes = tree_.attributes(candidate);
     return !attributes || attributes.value().stat.st_size < kSmallest || candidate == file.inode;
   });
   if (prediction.candidates.empty()) return nullptr;
+  using Source = InlineBlockDedup::Source;
+  const InodeNumber target = file.inode;
   return std::make_unique<InlineBlockDedup>(
-      name, std::move(prediction),
+      file, name, std::move(prediction),
       InlineBlockDedup::Environment{
-          [this](InodeNumber inode) { return tree_.open_blob(inode, O_RDONLY); },
-          [this](InodeNumber inode) { return open_source(inode); },
-          [this](const InlineBlockDedup::Source& source) { files_.end(source.file, false); },
-          [this](const InlineBlockDedup::Source& source, Result<> cloned) {
-            return note_shared(source, std::move(cloned));
-          },
-          [this](const InlineBlockDedup::Source& source) { tree_.finished_writing(source.file->inode); },
+          .open_uncounted = [this](InodeNumber inode) { return tree_.open_blob(inode, O_RDONLY); },
+          .open = [this](InodeNumber inode) { return open_source(inode); },
+          .close = [this](const Source& source) { files_.end(source.file, false); },
+          .reserve = [this, target](const Source& source) { return reserve(target, source); },
+          .shared = [this](const Source& source, Result<> cloned) { return note_shared(source, std::move(cloned)); },
+          .recount =
+              [this, target](const Source& source) {
+                tree_.recount_cow_reserve(source.file->inode);
+                tree_.recount_cow_reserve(target);
+              },
+          .write_out = [this, target](int blob, off_t offset,
+                                      off_t length) { return tree_.write_out(target, blob, offset, length); },
       },
       counters_);
 }
@@ -64,6 +72,13 @@ Result<InlineBlockDedup::Source> Adopter::open_source(InodeNumber inode) {
     source.unchanged = written && !written.value();
   }
   return source;
+}
+
+// Whichever of the two is overwritten next takes new blocks.
+Result<> Adopter::reserve(InodeNumber target, const InlineBlockDedup::Source& source) {
+  TRY_ASSIGN(const struct stat st, io::stat_fd(source.descriptor));
+  TRY(tree_.reserve_for_sharing(source.file->inode, st));
+  return tree_.reserve_for_sharing(target, st);
 }
 
 // A clone can succeed although a write-back failed before it.

@@ -25,17 +25,19 @@ class Adopter {
 
   SourcePredictor predictor;
 
-  // May an open with these flags, of a file that was just made or emptied, adopt? Not with O_DIRECT (DeepSpeed's swap
-  // files), O_SYNC, O_DSYNC or O_APPEND.
+  // May an open with these flags, of a file that was just made or emptied, adopt? Not with O_DIRECT (as DeepSpeed opens
+  // swap files), O_SYNC, O_DSYNC or O_APPEND.
   static bool may_adopt(int flags);
-  // Null: nothing is predicted, or none of it can be used.
+  // Null: nothing is predicted, or none of it can be used; or it is a swap file whose writer may map it, and then would
+  // overwrite shared blocks where nobody sees that the space for them is missing.
   std::unique_ptr<InlineBlockDedup> begin(const OpenFile& file, const meta::InodeRecord& record,
-                                          const std::string& name, const meta::Caller& writer);
+                                          const std::string& name, const meta::Caller& writer, int flags);
   // The handle that wrote has gone.
   void end(std::unique_ptr<InlineBlockDedup> dedup);
 
  private:
   Result<InlineBlockDedup::Source> open_source(InodeNumber source);
+  Result<> reserve(InodeNumber target, const InlineBlockDedup::Source& source);
   Result<> note_shared(const InlineBlockDedup::Source& source, Result<> cloned);
 
   meta::Tree& tree_;

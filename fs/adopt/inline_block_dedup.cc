@@ -43,7 +43,7 @@ InlineBlockDedup::~InlineBlockDedup() {
 }
 
 void InlineBlockDedup::flush() {
-  if (shared_ > 0 && !source_->frozen) environment_.recount(*source_);
+  if (reserved_.exchange(false)) environment_.recount(*source_);
 }
 
 std::optional<bool> InlineBlockDedup::was_right() {
@@ -60,13 +60,18 @@ void InlineBlockDedup::give_up(const Error& reason) {
 
 DataPath::Written InlineBlockDedup::write(std::span<const std::byte> data, off_t offset, DataPath& plain) {
   const auto parts = find_parts(data, offset, plain.buffered());
-  if (parts.empty()) return plain.write(data, offset);
+  if (parts.empty()) {
+    auto all = plain.write(data, offset);
+    note_written(offset, all.bytes);
+    return all;
+  }
   DataPath::Written written;
   for (const Part& part : parts) {
     const auto at = offset + static_cast<off_t>(part.begin);
     const size_t size = part.end - part.begin;
     if (!part.shared || !share(plain.buffered(), at, size)) {
       auto rest = plain.write(data.subspan(part.begin, size), at);
+      note_written(at, rest.bytes);
       if (rest.bytes < size) return {written.bytes + rest.bytes, std::move(rest.error)};
     }
     written.bytes += size;
@@ -77,12 +82,13 @@ DataPath::Written InlineBlockDedup::write(std::span<const std::byte> data, off_t
 // Splits `data` into what the source has too, and what lies between. Empty: all of it is written.
 std::vector<InlineBlockDedup::Part> InlineBlockDedup::find_parts(std::span<const std::byte> data, off_t offset,
                                                                  int blob) {
-  if (ended_) return {};
-  const io::MutexLock lock(mutex_);
   const auto at = static_cast<uint64_t>(offset);
+  const size_t head = (kBlock - at % kBlock) % kBlock;
+  if (ended_ || data.size() < head + kSmallestRun) return {};
+  const io::MutexLock lock(mutex_);
   auto found = [&]() REQUIRES(mutex_) -> Result<std::vector<Part>> {
     TRY_ASSIGN(const bool there, open_source(data, offset, blob));
-    ended_ = ended_ || !there || !source_->is_unchanged();
+    if (!there || !source_->is_unchanged() || file_.allocated) ended_ = true;
     if (ended_) return std::vector<Part>();
     if (!alike_) {
       TRY_ASSIGN(alike_, seems_right(data, at));
@@ -211,24 +217,49 @@ Result<std::vector<InlineBlockDedup::Part>> InlineBlockDedup::compare(std::span<
   return found;
 }
 
+void InlineBlockDedup::note_written(off_t offset, size_t size) {
+  if (size == 0 || ended_) return;
+  const io::MutexLock lock(mutex_);
+  const auto end = offset + static_cast<off_t>(size);
+  const bool nothing = written_begin_ == written_end_;
+  written_begin_ = nothing ? offset : std::min(written_begin_, offset);
+  written_end_ = nothing ? end : std::max(written_end_, end);
+}
+
+// Before a clone makes the file longer, what was written before it is brought to the disk.
+Result<> InlineBlockDedup::write_out_before(int blob, off_t offset, size_t size) {
+  const io::MutexLock lock(mutex_);
+  if (written_begin_ == written_end_ || written_begin_ >= offset) return success();
+  TRY_ASSIGN(const struct stat st, io::stat_fd(blob));
+  if (offset + static_cast<off_t>(size) <= st.st_size) return success();
+  const off_t end = std::min(written_end_, offset);
+  TRY(environment_.write_out(blob, written_begin_, end - written_begin_));
+  written_begin_ = end;
+  return success();
+}
+
+// Of what was found to be the same.
+Result<> InlineBlockDedup::clone(int blob, off_t offset, size_t size) {
+  TRY(write_out_before(blob, offset, size));
+  if (!reserved_) TRY(environment_.reserve(*source_));
+  reserved_ = true;
+  TRY(io::fault_point("adopt.clone_range"));
+  TRY(io::clone_range(source_->descriptor, offset, blob, offset, size));
+  reserved_ = true;  // what flush() has counted meanwhile may lack it
+  return io::fault_point("adopt.clone_range_end");
+}
+
 // False: these bytes must be written.
 bool InlineBlockDedup::share(int blob, off_t offset, size_t size) {
+  if (!source_->is_unchanged()) ended_ = true;
   if (ended_) return false;
-  Result<> cloned = io::fault_point("adopt.clone_range");
-  if (cloned) cloned = io::clone_range(source_->descriptor, offset, blob, offset, size);
-  if (cloned) cloned = io::fault_point("adopt.clone_range_end");
+  Result<> cloned = clone(blob, offset, size);
   const bool there = cloned.has_value();
   const auto shared = environment_.shared(*source_, std::move(cloned));
   const bool same = source_->is_unchanged();  // an open for writing is counted before its writer can write
   if (shared && same) {
     add(counters_.bytes_adopted, size);
-    const uint64_t all = shared_ += size;
-    if (all == size) add(counters_.adoptions);
-    // To count reads all extents of the source. So it is done each time that twice as much is shared.
-    if (all >= recount_at_.load() && !source_->frozen) {
-      recount_at_ = 2 * all;
-      environment_.recount(*source_);
-    }
+    if (!counted_.exchange(true)) add(counters_.adoptions);
     return true;
   }
   if (!shared) give_up(shared.error());

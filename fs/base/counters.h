@@ -107,10 +107,10 @@ struct Counters {
   Counter bytes_copied{0};  // by copy_file_range, where blocks could not be shared
 
   Counter adoptions{0};      // files that share blocks of what they would probably hold
-  Counter bytes_adopted{0};  // written by others to such files, and there already
-  Counter wrong_guesses{0};  // of these files, that held something else for the most part
+  Counter bytes_adopted{0};  // written to such files, and shared instead
+  Counter wrong_guesses{0};  // new files that held something else for the most part
 
-  Counter adoption_fallbacks{0};     // files that could not be cloned: written plainly instead
+  Counter adoption_fallbacks{0};     // whose blocks could not be shared: written plainly instead
   Counter direct_fallbacks{0};       // O_DIRECT below was refused: buffered instead
   Counter io_uring_fallbacks{0};     // an overwrite at an unaligned offset that waited for the disk in the system call
   Counter passthrough_fallbacks{0};  // a file that got no backing id: direct instead

@@ -21,7 +21,7 @@ struct GivenOptions {
   bool show_views = false;              // -o show_views: is /views in the root's listing?
   bool read_only = false;               // -o ro: nobody but the daemon changes anything, and no rule removes anything
   bool no_exec = false;                 // -o noexec
-  bool adopt = true;  // -o adopt=: may files begin, or go on, as clones of what they will probably hold?
+  bool adopt = true;                    // -o adopt=: may new files share blocks of what they will probably hold?
 };
 
 struct MountOptions : GivenOptions {

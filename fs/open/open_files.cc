@@ -154,6 +154,12 @@ void OpenFileTable::changes(InodeNumber inode) {
   environment_.about_to_change(inode);
 }
 
+void OpenFileTable::allocates(InodeNumber inode) {
+  const io::MutexLock lock(mutex_);
+  const auto file = open_.find(inode);
+  if (file != open_.end()) file->second->allocated = true;
+}
+
 void OpenFileTable::closing(OpenFile& file) {
   const io::MutexLock lock(mutex_);
   file.closing = std::chrono::steady_clock::now();

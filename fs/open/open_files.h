@@ -122,6 +122,8 @@ class OpenFileTable {
   Writers writers_of(InodeNumber inode) const;
   // Somebody is about to change the size of a file without opening it.
   void changes(InodeNumber inode);
+  // Blocks are allocated for an open file, which are to be its own.
+  void allocates(InodeNumber inode);
   // A descriptor that writes through the daemon is being closed. If it is the last, end() follows at once.
   void closing(OpenFile& file);
   // The files that are open, or were closed last at or after `since`.
@@ -190,7 +192,8 @@ struct OpenFile {
   // Opens that the daemon serves and that may be read by splice (sendfile): the kernel does that through its page
   // cache. It drops what it has there of a write that the daemon serves, not of one that goes past it.
   std::atomic<unsigned> spliced{0};
-  std::atomic<uint64_t> changes{0};  // opens for writing and new sizes so far: while it stays, so does the content
+  std::atomic<bool> allocated{false};  // by fallocate: its blocks are not to be exchanged for shared ones
+  std::atomic<uint64_t> changes{0};    // opens for writing and new sizes so far: while it stays, so does the content
 
   unsigned opens GUARDED_BY(&OpenFileTable::mutex_) = 0;
   unsigned writers GUARDED_BY(&OpenFileTable::mutex_) = 0;  // of `opens`, those for writing

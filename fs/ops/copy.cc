@@ -84,14 +84,11 @@ bool may_share_source(const Request& request, meta::InodeNumber from) {
   return may_share(request.peer().credentials, record.value());
 }
 
-// The source may share its blocks now, also if the copy failed behind that. If it is a live swap file, its COW reserve
-// has grown. That is counted before the caller is answered, so that an open that follows at once sees it.
-void note_shared(Filesystem& fs, meta::InodeNumber source) {
-  if (views::is_virtual(source)) return;
-  const auto record = fs.tree.inode(source);
-  if (record && record.value().is_live_file() && (record.value().flags & meta::kSwap) != 0) {
-    fs.tree.finished_writing(source);
-  }
+// Both files may share blocks now, also if the copy failed behind that. If one is a live swap file, its COW reserve has
+// grown. That is counted before the caller is answered, so that an open that follows at once sees it.
+void note_shared(Filesystem& fs, const CopyRequest& range) {
+  if (!views::is_virtual(range.from)) fs.tree.recount_cow_reserve(range.from);
+  fs.tree.recount_cow_reserve(range.to);
 }
 
 void op_copy_file_range(fuse_req_t req, fuse_ino_t from, off_t from_offset, fuse_file_info* from_info, fuse_ino_t to,
@@ -103,7 +100,7 @@ void op_copy_file_range(fuse_req_t req, fuse_ino_t from, off_t from_offset, fuse
   if (range.from_descriptor < 0) return request.error(EOPNOTSUPP);  // the kernel then copies through its cache
   through_gate(request.fs(), to, [request, range] {
     const auto copied = copy(request.fs(), range);
-    note_shared(request.fs(), range.from);
+    note_shared(request.fs(), range);
     if (!copied) return request.error(copied.error());
     if (const auto cleared = request.fs().privileges.clear(request.inode(), request.caller()); !cleared) {
       return request.error(cleared.error());

@@ -162,7 +162,7 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   handle->had_privileges = writing && has_privileges(record.mode);
   if (empty_name && writing && (record.flags & meta::kSwap) != 0) fs.resumes.emptied(caller, *empty_name);
   if (empty_name && fs.options.adopt && Adopter::may_adopt(info.flags)) {
-    handle->dedup = fs.adopter.begin(pending.file(), record, *empty_name, caller);
+    handle->dedup = fs.adopter.begin(pending.file(), record, *empty_name, caller, info.flags);
   }
   TRY(choose_way(fs, pending.file(), record, *handle, info));
   // Until now the kernel was allowed to cache the attributes for a day.

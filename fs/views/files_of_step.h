@@ -5,8 +5,7 @@
 // *Has a live file changed?* The ctime of its blob tells, since nobody can set a ctime. The ctime is read when the
 // clock has gone beyond it, so that a later change shows. Then the writers are looked for. A writer who begins after
 // that changes the ctime, and one who wrote all the time is found. But the daemon changes a ctime, too, for example
-// when it shares blocks of two files that are equal. So within a mount the changes that OpenFileTable counts tell
-// first.
+// when it sets a copy-on-write hint. So within a mount the changes that OpenFileTable counts tell first.
 //
 // *Who writes?* The lease probe tells for data that bypass the daemon. It finds mappings without a descriptor. It no
 // longer finds a writer who has closed, even before the RELEASE comes. For data that go through the daemon, FLUSH tells

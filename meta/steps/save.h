@@ -3,8 +3,7 @@
 //   1. Plan which files (meta/steps/source.h), and write back what is dirty, with no gate closed and no lock held.
 //   2. Close the gate (meta/tree/gate.h). Renames, unlinks, truncates and opens for writing in the source are set
 //      aside, and no thread waits. Plan again if anything in the tree has changed since.
-//   3. Look at each file: a suspect one fails the save, one that is being adopted is cut, and somebody may be writing
-//      to it.
+//   3. Look at each file: a suspect one fails the save, and somebody may be writing to it.
 //   4. Check the room for the COW reserves of all live files afterwards (meta/blobs/space.h). ENOSPC fails the save as
 //      a whole.
 //   5. Promise the clones as tentative blobs, empty ones that are there already first (meta/tree/spare_blobs.h).

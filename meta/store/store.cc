@@ -276,16 +276,19 @@ Result<> Store::Internals::open_index() {
   return drop_frontiers();
 }
 
-// Before 0.1.0 was released, STORE/frontiers had where copies ended that were under way. After a crash of such a
-// version it alone can cut them there.
+// Before 0.1.0 was released, STORE/frontiers had where copies ended that were under way, and the mode of their blobs
+// said so. After a crash of such a version it alone can cut them there.
 Result<> Store::Internals::drop_frontiers() const {
   const std::string frontiers = folder + "/frontiers";
   if (!exists(frontiers)) return success();
-  TRY_ASSIGN(const uint64_t clean, index->number(kCleanKey));
-  if (clean == 0) {
-    return Error(EPROTONOSUPPORT, folder +
-                                      ": an older ckptfs used it, and was killed; mount it with that version once, "
-                                      "unmount it, and then use this version");
+  TRY_ASSIGN(const std::vector<BlobNumber> numbers, blobs->list());
+  for (const BlobNumber number : numbers) {
+    TRY_ASSIGN(const struct stat st, blobs->stat(number));
+    if ((st.st_mode & S_ISVTX) == 0) continue;
+    return Error(EPROTONOSUPPORT,
+                 folder +
+                     ": an older ckptfs was copying files in it when it was killed; mount it with that "
+                     "version once, unmount it, and then use this version");
   }
   if (::unlink(frontiers.c_str()) != 0) return last_error(frontiers);
   return success();

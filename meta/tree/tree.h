@@ -156,6 +156,11 @@ class Tree {
   Result<> check_room(InodeNumber inode, uint64_t bytes) const;
   // After the last close for writing: a swap file's COW reserve is counted again from its extents.
   void finished_writing(InodeNumber inode);
+  // Likewise, at any other time.
+  void recount_cow_reserve(InodeNumber inode);
+  // Before blocks of a file like `shared` are shared with it: a swap file owes for all of them until it is counted
+  // again.
+  Result<> reserve_for_sharing(InodeNumber inode, const struct stat& shared);
   // Must swap files be written through the daemon, so that every failure is seen? True while free space is below twice
   // the COW reserve.
   bool short_of_space() const;
@@ -167,6 +172,8 @@ class Tree {
   // Whether a write-back of it has failed: what is dirty of it was written back by a clone or by a sync of all. To be
   // asked once blocks of it were taken, since a clone does not tell what others have been told.
   Result<> check_write_back(InodeNumber inode, int blob);
+  // Writes these bytes of its blob to the disk, and waits for that; not for the disk's own cache.
+  Result<> write_out(InodeNumber inode, int blob, off_t offset, off_t length);
   // EIO, naming the file, where it is no source: its write-back failed.
   Result<> refuse_suspect(InodeNumber inode, const InodeRecord& record) const;
   WriteBack& write_back() { return write_back_; }

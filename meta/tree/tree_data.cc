@@ -56,6 +56,15 @@ Result<> Tree::check_write_back(InodeNumber number, int blob) {
   return told;
 }
 
+Result<> Tree::write_out(InodeNumber number, int blob, off_t offset, off_t length) {
+  constexpr unsigned kToTheDisk = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
+  if (::sync_file_range(blob, offset, length, kToTheDisk) == 0) return success();
+  const Error error = last_error(path_of(number));
+  TRY_ASSIGN(const InodeRecord record, index_.inode(number));
+  write_back_failed(number, record, blob, error);
+  return error;
+}
+
 Result<> Tree::refuse_suspect(InodeNumber number, const InodeRecord& record) const {
   const auto checked = write_back_.check(record.blob);
   if (checked) return success();
@@ -160,6 +169,25 @@ void Tree::end_cloning() {
 
 void Tree::finished_writing(InodeNumber number) {
   space_.note_written();
+  if (const auto record = index_.inode(number); record && record.value().is_live_file()) {
+    write_back_.note_written(number, record.value().blob);
+    write_back_.note_closed(record.value().blob);
+  }
+  recount_cow_reserve(number);
+}
+
+Result<> Tree::reserve_for_sharing(InodeNumber number, const struct stat& shared) {
+  Change change = begin();
+  TRY_ASSIGN(InodeRecord record, index_.inode(number));
+  const uint64_t cow_reserve = cow_reserve_of_clone(shared);
+  if ((record.flags & kSwap) == 0 || !record.is_live_file() || record.nlink == 0) return success();
+  if (record.cow_reserve >= cow_reserve) return success();
+  change.set_cow_reserve(record, cow_reserve);
+  change.batch.put(number, record);
+  return commit(std::move(change));
+}
+
+void Tree::recount_cow_reserve(InodeNumber number) {
   auto done = try_recount_cow_reserve(number);
   while (done && !done.value()) done = try_recount_cow_reserve(number);
   if (!done && done.error().errno_value() != ENOENT) {
@@ -171,10 +199,6 @@ void Tree::finished_writing(InodeNumber number) {
 // False: the file may have been cloned since its extents were read, so count again.
 Result<bool> Tree::try_recount_cow_reserve(InodeNumber number) {
   TRY_ASSIGN(const InodeRecord before, index_.inode(number));
-  if (before.is_live_file()) {
-    write_back_.note_written(number, before.blob);
-    write_back_.note_closed(before.blob);
-  }
   if (((before.flags & kSwap) == 0 && before.cow_reserve == 0) || before.nlink == 0) return true;
   uint64_t clonings = 0;
   {

@@ -77,6 +77,28 @@ def test_power_is_lost(crashing_mount, mode):
     same_bytes(read(mount.path / "under way" / "tensor"), CHANGED[: 2 * MIB], "under way, and synced by the kernel")
 
 
+@pytest.mark.parametrize("chunk", (CHUNK, 100_001))
+def test_power_is_lost_before_a_sync(crashing_mount, mode, chunk):
+    """A copy that differs in its middle may end early, where it was not synced. It has no hole there."""
+    mount = crashing_mount(image="1G", mode=mode)
+    source, target = target_in(mount, "from"), target_in(mount, "to")
+    write(source, DATA)
+    run("sync", "-f", mount.store.inner)
+    reader, writer = begin(source, target)
+    os.fsync(writer)  # so that it has its name
+    for at in range(0, len(CHANGED), chunk):
+        write_all(writer, CHANGED[at : at + chunk])
+    os.close(writer)
+    os.close(reader)
+    equal(mount.counted("adoptions"), 1, "adoptions")
+    with opened(mount.store.inner / "other", os.O_WRONLY | os.O_CREAT) as other:
+        os.fsync(other)  # and with it the log of XFS, which has the length that a clone gave the copy
+    mount.lose_power()
+    mount.start()
+    content = read(target)
+    same_bytes(content, CHANGED[: len(content)], "what was not synced")
+
+
 def write_again_what_failed(source, target):
     """A write of other bytes fails, perhaps after it reached the disk. Then the predicted bytes are written there."""
     reader, writer = begin(source, target)

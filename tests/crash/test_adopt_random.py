@@ -115,7 +115,6 @@ class Copy:
         self.dice.choice(ways)()
 
     def look(self):
-        """A read ends the adoption; a stat does not."""
         if self.names[-1]:
             true(os.stat(self.path).st_size == len(self.now), f"{self.path}: size")
             if self.dice.random() < 0.4:

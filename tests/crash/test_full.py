@@ -188,7 +188,7 @@ def copied_by_range(source, target, begin=0, length=SIZE):
 
 def copied_by_reading(source, target):
     """As shutil does it: the copy is adopted."""
-    with opened(source, os.O_RDONLY) as from_, opened(target, os.O_WRONLY | os.O_CREAT) as to:
+    with opened(source, os.O_RDONLY) as from_, opened(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as to:
         while data := os.read(from_, MIB // 4):
             write_all(to, data)
 
@@ -219,7 +219,9 @@ def test_what_a_live_file_shares_is_owed(mount, share, least):
 
 
 @pytest.mark.builds("faults")
-def test_what_a_copy_shares_is_owed_as_it_returns(crashing_mount, mode):
+@pytest.mark.parametrize("back", (False, True), ids=("from a swap file", "back into it"))
+@pytest.mark.parametrize("copied", (copied_by_range, copied_by_reading))
+def test_what_a_copy_shares_is_owed_as_it_returns(crashing_mount, mode, copied, back):
     """However long it takes to count it. Else who opens the file right then is not refused, and fails in a write."""
     mount = crashing_mount(image="512M", mode=mode, faults="tree.finished_writing=sleep:300")
     source = mount.path / optimizer_file(0)
@@ -228,9 +230,12 @@ def test_what_a_copy_shares_is_owed_as_it_returns(crashing_mount, mode):
     run("sync", "-f", mount.store.inner)
     os.close(os.open(source, os.O_WRONLY))
     wait_until("it owes nothing", lambda: mount.status()["space"]["owed"] == 0)
-    with opened(source, os.O_RDONLY) as from_, opened(mount.path / "copy", os.O_WRONLY | os.O_CREAT) as to:
-        equal(os.copy_file_range(from_, to, SIZE), SIZE, "bytes copied")
-        true(mount.status()["space"]["owed"] >= SIZE, "what it shares is owed")
+    copy = mount.path / "copies" / source.name
+    copy.parent.mkdir()
+    if back:
+        write(copy, noise(SIZE, 2))
+    copied(*((copy, source) if back else (source, copy)))
+    true(mount.status()["space"]["owed"] >= SIZE, "what it shares is owed")
 
 
 def test_what_is_allocated_ahead_leaves_what_is_owed(mount):

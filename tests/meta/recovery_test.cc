@@ -408,29 +408,26 @@ TEST_F(InspectionTest, UntilThenASurvivorMayWriteToEachFileThatWasThere) {
   EXPECT_EQ(tree().inode(at("/f")).value().flags & kRecovered, 0U);
 }
 
-// STORE/frontiers of a version before 0.1.0: where copies ended that were under way.
-TEST_F(ScratchStore, AStoreThatAnOlderVersionLeftAtACrashIsRefused) {
+// STORE/frontiers of a version before 0.1.0: where copies ended that were under way, if the mode of their blobs says
+// so.
+TEST_F(ScratchStore, AStoreWithACopyThatAnOlderVersionLeftIsRefused) {
   make_file("/f", "content");
-  crash();
+  const std::string blob = folder_ + "/blobs/" + Blobs::name(tree().inode(at("/f")).value().blob);
   const std::string frontiers = folder_ + "/frontiers";
-  std::ofstream(frontiers) << "an older version's";
-  const auto refused = Store::open({folder_, 1000, 1000, false});
-  ASSERT_FALSE(refused);
-  EXPECT_NE(refused.error().message().find("mount it with that version once"), std::string::npos);
-  EXPECT_TRUE(std::filesystem::exists(frontiers));
-  std::filesystem::remove(frontiers);
-  open();
-  EXPECT_EQ(read("/f"), "content");
-}
-
-TEST_F(ScratchStore, AStoreThatAnOlderVersionUnmountedIsOpened) {
-  make_file("/f", "content");
-  close();
-  std::ofstream(folder_ + "/frontiers") << "an older version's";
-  open();
-  EXPECT_TRUE(store_->recovery().clean);
-  EXPECT_EQ(read("/f"), "content");
-  EXPECT_FALSE(std::filesystem::exists(folder_ + "/frontiers"));
+  for (const bool crashed : {true, false}) {
+    if (crashed) crash();
+    if (!crashed) close();  // as after a copy of an older index was put back
+    std::ofstream(frontiers) << "an older version's";
+    ASSERT_EQ(::chmod(blob.c_str(), 01600), 0);
+    const auto refused = Store::open({folder_, 1000, 1000, false});
+    ASSERT_FALSE(refused);
+    EXPECT_NE(refused.error().message().find("mount it with that version once"), std::string::npos);
+    EXPECT_TRUE(std::filesystem::exists(frontiers));
+    ASSERT_EQ(::chmod(blob.c_str(), 0600), 0);
+    open();
+    EXPECT_EQ(read("/f"), "content");
+    EXPECT_FALSE(std::filesystem::exists(frontiers));
+  }
 }
 
 }  // namespace

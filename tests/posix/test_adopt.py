@@ -158,7 +158,7 @@ def test_shorter_and_longer_copies(folder):
 
 
 def test_a_source_that_changes_meanwhile(folder):
-    """What is written counts, whatever the source holds by then: equal to the clone, to the source, or to neither."""
+    """What is written counts, whatever the source holds by then."""
     data, source, target = source_of(folder)
     new = noise(4 * MIB, 9)
     with Copier(source, target) as copier:

@@ -1,4 +1,4 @@
-"""Steps that are written like the one before: whole files and equal blocks are shared as they land; in both open modes."""
+"""Steps that are written like the one before: equal blocks are shared as they land; in both open modes."""
 
 import mmap
 import os

@@ -5,7 +5,7 @@ import json
 import os
 
 from checking import equal, noise, raises, same_bytes, write
-from mounting import CKPTFS, MIB, run, used_bytes, wait_until
+from mounting import CKPTFS, KIB, MIB, run, used_bytes, wait_until
 from training import check_step, name_in_step, optimizer_file, step_of, write_state
 
 SAVED = f"steps/s1/{name_in_step(optimizer_file(0))}"
@@ -153,10 +153,10 @@ def test_neighbouring_steps_share_equal_parts(mount):
     changed = content[: 3 * MIB] + noise(MIB, 2) + content[4 * MIB :]
     for step, data in (("global_step1", content), ("global_step2", changed)):
         (mount.path / "steps" / step).mkdir()
-        # Two halves, the later first: nothing is adopted.
-        with open(mount.path / "steps" / step / "mp_rank_00_model_states.pt", "wb") as file:
-            os.pwrite(file.fileno(), data[4 * MIB :], 4 * MIB)
-            os.pwrite(file.fileno(), data[: 4 * MIB], 0)
+        # In pieces that are too short to be adopted.
+        with open(mount.path / "steps" / step / "mp_rank_00_model_states.pt", "wb", buffering=0) as file:
+            for at in range(0, len(data), 16 * KIB):
+                file.write(data[at : at + 16 * KIB])
     wait_until("shared", lambda: mount.status()["care"]["bytes_shared"] == 7 * MIB, 60)
     for step, data in (("global_step1", content), ("global_step2", changed)):
         same_bytes((mount.path / "steps" / step / "mp_rank_00_model_states.pt").read_bytes(), data, step)

@@ -55,9 +55,9 @@ void Adopter::end(std::unique_ptr<InlineBlockDedup> dedup) {
 
 // Counts the source as open until it is closed, so that its descriptor and its count of changes stay.
 Result<InlineBlockDedup::Source> Adopter::open_source(InodeNumber inode) {
-  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(inode));
-  TRY(tree_.refuse_suspect(inode, record));
   InlineBlockDedup::Source source;
+  TRY_SET(source.record, tree_.inode(inode));
+  TRY(tree_.refuse_suspect(inode, source.record));
   source.file = files_.begin(inode, false).file;
   const auto backing = files_.backing(*source.file);
   if (!backing) {
@@ -65,9 +65,8 @@ Result<InlineBlockDedup::Source> Adopter::open_source(InodeNumber inode) {
     return backing.error();
   }
   source.descriptor = backing.value().descriptor;
-  source.frozen = (record.flags & meta::kFrozen) != 0;
   source.changes = source.file->changes.load();
-  if (!source.frozen && !files_.has_writers(*source.file)) {
+  if (!source.is_frozen() && !files_.has_writers(*source.file)) {
     const auto written = io::has_writer(source.descriptor);
     source.unchanged = written && !written.value();
   }
@@ -84,7 +83,7 @@ Result<> Adopter::reserve(InodeNumber target, const InlineBlockDedup::Source& so
 // A clone can succeed although a write-back failed before it.
 Result<> Adopter::note_shared(const InlineBlockDedup::Source& source, Result<> cloned) {
   const InodeNumber inode = source.file->inode;
-  if (cloned) return tree_.check_write_back(inode, source.descriptor);
+  if (cloned) return tree_.check_write_back(inode, source.record, source.descriptor);
   TRY(tree_.sync_file(inode, source.descriptor));
   return cloned;
 }

@@ -51,12 +51,13 @@ class InlineBlockDedup {
   // An open file, and its shared descriptor.
   struct Source {
     std::shared_ptr<OpenFile> file;
+    meta::InodeRecord record;  // its blob stays while the file is open
     int descriptor = -1;
-    bool frozen = false;     // never changes
     uint64_t changes = 0;    // of `file`, when it was opened
     bool unchanged = false;  // nobody could change it when it was opened
 
-    bool is_unchanged() const { return frozen || (unchanged && file->changes.load() == changes); }
+    bool is_frozen() const { return (record.flags & meta::kFrozen) != 0; }  // it never changes
+    bool is_unchanged() const { return is_frozen() || (unchanged && file->changes.load() == changes); }
   };
   // What it needs from outside; called with no leaf locked.
   struct Environment {

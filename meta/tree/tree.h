@@ -172,6 +172,7 @@ class Tree {
   // Whether a write-back of it has failed: what is dirty of it was written back by a clone or by a sync of all. To be
   // asked once blocks of it were taken, since a clone does not tell what others have been told.
   Result<> check_write_back(InodeNumber inode, int blob);
+  Result<> check_write_back(InodeNumber inode, const InodeRecord& record, int blob);
   // Writes these bytes of its blob to the disk, and waits for that; not for the disk's own cache.
   Result<> write_out(InodeNumber inode, int blob, off_t offset, off_t length);
   // EIO, naming the file, where it is no source: its write-back failed.

@@ -49,6 +49,10 @@ void Tree::write_back_failed(InodeNumber number, const InodeRecord& record, int 
 // The kernel keeps one error for the whole blob, and reports it through each descriptor that has not reported it yet.
 Result<> Tree::check_write_back(InodeNumber number, int blob) {
   TRY_ASSIGN(const InodeRecord record, index_.inode(number));
+  return check_write_back(number, record, blob);
+}
+
+Result<> Tree::check_write_back(InodeNumber number, const InodeRecord& record, int blob) {
   Result<> told = io::fault_point("tree.check_write_back");
   if (told && ::sync_file_range(blob, 0, 1, SYNC_FILE_RANGE_WAIT_BEFORE) != 0) told = last_error(path_of(number));
   if (told) return refuse_suspect(number, record);

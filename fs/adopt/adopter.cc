@@ -33,15 +33,15 @@ std::unique_ptr<InlineBlockDedup> Adopter::begin(const OpenFile& file, const met
           .open_uncounted = [this](InodeNumber inode) { return tree_.open_blob(inode, O_RDONLY); },
           .open = [this](InodeNumber inode) { return open_source(inode); },
           .close = [this](const Source& source) { files_.end(source.file, false); },
-          .reserve = [this, target](const Source& source) { return reserve(target, source); },
-          .shared = [this](const Source& source, Result<> cloned) { return note_shared(source, std::move(cloned)); },
-          .recount =
+          .begin_sharing = [this, target](const Source& source) { return begin_sharing(target, source); },
+          .end_sharing =
               [this, target](const Source& source) {
-                tree_.recount_cow_reserve(source.file->inode);
-                tree_.recount_cow_reserve(target);
+                tree_.end_sharing(source.file->inode);
+                tree_.end_sharing(target);
               },
-          .write_out = [this, target](int blob, off_t offset,
-                                      off_t length) { return tree_.write_out(target, blob, offset, length); },
+          .write_out_before = [this, target](int blob,
+                                             off_t offset) { return tree_.write_out(target, blob, 0, offset); },
+          .check = [this](const Source& source, Result<> cloned) { return check(source, std::move(cloned)); },
       },
       counters_);
 }
@@ -53,35 +53,37 @@ void Adopter::end(std::unique_ptr<InlineBlockDedup> dedup) {
   predictor.judge(dedup->name(), dedup->by(), *right);
 }
 
-// Counts the source as open until it is closed, so that its descriptor and its count of changes stay.
+// Counts the source as open until it is closed, so that its descriptor, its blob and its count of changes stay.
 Result<InlineBlockDedup::Source> Adopter::open_source(InodeNumber inode) {
   InlineBlockDedup::Source source;
-  TRY_SET(source.record, tree_.inode(inode));
-  TRY(tree_.refuse_suspect(inode, source.record));
   source.file = files_.begin(inode, false).file;
-  const auto backing = files_.backing(*source.file);
-  if (!backing) {
-    files_.end(source.file, false);
-    return backing.error();
-  }
-  source.descriptor = backing.value().descriptor;
-  source.changes = source.file->changes.load();
-  if (!source.is_frozen() && !files_.has_writers(*source.file)) {
+  const auto opened = [&]() -> Result<> {
+    TRY_SET(source.record, tree_.inode(inode));
+    TRY(tree_.refuse_suspect(inode, source.record));
+    TRY_ASSIGN(const auto backing, files_.backing(*source.file));
+    source.descriptor = backing.descriptor;
+    source.changes = source.file->changes.load();
+    if (source.is_frozen() || files_.has_writers(*source.file)) return success();
     const auto written = io::has_writer(source.descriptor);
     source.unchanged = written && !written.value();
-  }
-  return source;
+    return success();
+  }();
+  if (opened) return source;
+  files_.end(source.file, false);
+  return opened.error();
 }
 
 // Whichever of the two is overwritten next takes new blocks.
-Result<> Adopter::reserve(InodeNumber target, const InlineBlockDedup::Source& source) {
+Result<> Adopter::begin_sharing(InodeNumber target, const InlineBlockDedup::Source& source) {
   TRY_ASSIGN(const struct stat st, io::stat_fd(source.descriptor));
-  TRY(tree_.reserve_for_sharing(source.file->inode, st));
-  return tree_.reserve_for_sharing(target, st);
+  TRY(tree_.begin_sharing(source.file->inode, st));
+  auto begun = tree_.begin_sharing(target, st);
+  if (!begun) tree_.end_sharing(source.file->inode);
+  return begun;
 }
 
 // A clone can succeed although a write-back failed before it.
-Result<> Adopter::note_shared(const InlineBlockDedup::Source& source, Result<> cloned) {
+Result<> Adopter::check(const InlineBlockDedup::Source& source, Result<> cloned) {
   const InodeNumber inode = source.file->inode;
   if (cloned) return tree_.check_write_back(inode, source.record, source.descriptor);
   TRY(tree_.sync_file(inode, source.descriptor));

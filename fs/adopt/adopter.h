@@ -37,8 +37,8 @@ class Adopter {
 
  private:
   Result<InlineBlockDedup::Source> open_source(InodeNumber source);
-  Result<> reserve(InodeNumber target, const InlineBlockDedup::Source& source);
-  Result<> note_shared(const InlineBlockDedup::Source& source, Result<> cloned);
+  Result<> begin_sharing(InodeNumber target, const InlineBlockDedup::Source& source);
+  Result<> check(const InlineBlockDedup::Source& source, Result<> cloned);
 
   meta::Tree& tree_;
   OpenFileTable& files_;

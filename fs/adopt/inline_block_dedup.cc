@@ -34,16 +34,10 @@ Result<bool> are_there(int descriptor, std::span<const std::byte> data, uint64_t
 
 InlineBlockDedup::~InlineBlockDedup() {
   if (!source_) return;
-  {
-    const io::MutexLock lock(mutex_);
-    window_.close();  // it keeps the source in use
-  }
-  flush();
+  const io::MutexLock lock(mutex_);
+  window_.close();  // it keeps the source in use
+  if (sharing_) environment_.end_sharing(*source_);
   environment_.close(*source_);
-}
-
-void InlineBlockDedup::flush() {
-  if (reserved_.exchange(false)) environment_.recount(*source_);
 }
 
 std::optional<bool> InlineBlockDedup::was_right() {
@@ -60,18 +54,13 @@ void InlineBlockDedup::give_up(const Error& reason) {
 
 DataPath::Written InlineBlockDedup::write(std::span<const std::byte> data, off_t offset, DataPath& plain) {
   const auto parts = find_parts(data, offset, plain.buffered());
-  if (parts.empty()) {
-    auto all = plain.write(data, offset);
-    note_written(offset, all.bytes);
-    return all;
-  }
+  if (parts.empty()) return plain.write(data, offset);
   DataPath::Written written;
   for (const Part& part : parts) {
     const auto at = offset + static_cast<off_t>(part.begin);
     const size_t size = part.end - part.begin;
     if (!part.shared || !share(plain.buffered(), at, size)) {
       auto rest = plain.write(data.subspan(part.begin, size), at);
-      note_written(at, rest.bytes);
       if (rest.bytes < size) return {written.bytes + rest.bytes, std::move(rest.error)};
     }
     written.bytes += size;
@@ -207,6 +196,10 @@ Result<std::vector<InlineBlockDedup::Part>> InlineBlockDedup::compare(std::span<
     begin = end;
   }
   if (data.size() > written) found.push_back({written, data.size(), false});
+  if (shared > 0 && !sharing_) {
+    TRY(environment_.begin_sharing(*source_));
+    sharing_ = true;
+  }
   // At its borders a WRITE that is the same has blocks that are written all the same.
   note_compared(data.size(), shared == 0 ? data.size() : last - head - shared);
   strange_ = shared == 0 ? strange_ + data.size() : 0;
@@ -217,45 +210,19 @@ Result<std::vector<InlineBlockDedup::Part>> InlineBlockDedup::compare(std::span<
   return found;
 }
 
-void InlineBlockDedup::note_written(off_t offset, size_t size) {
-  if (size == 0 || ended_) return;
-  const io::MutexLock lock(mutex_);
-  const auto end = offset + static_cast<off_t>(size);
-  const bool nothing = written_begin_ == written_end_;
-  written_begin_ = nothing ? offset : std::min(written_begin_, offset);
-  written_end_ = nothing ? end : std::max(written_end_, end);
-}
-
-// Before a clone makes the file longer, what was written before it is brought to the disk.
-Result<> InlineBlockDedup::write_out_before(int blob, off_t offset, size_t size) {
-  const io::MutexLock lock(mutex_);
-  if (written_begin_ == written_end_ || written_begin_ >= offset) return success();
-  TRY_ASSIGN(const struct stat st, io::stat_fd(blob));
-  if (offset + static_cast<off_t>(size) <= st.st_size) return success();
-  const off_t end = std::min(written_end_, offset);
-  TRY(environment_.write_out(blob, written_begin_, end - written_begin_));
-  written_begin_ = end;
-  return success();
-}
-
-// Of what was found to be the same.
-Result<> InlineBlockDedup::clone(int blob, off_t offset, size_t size) {
-  TRY(write_out_before(blob, offset, size));
-  if (!reserved_) TRY(environment_.reserve(*source_));
-  reserved_ = true;
-  TRY(io::fault_point("adopt.clone_range"));
-  TRY(io::clone_range(source_->descriptor, offset, blob, offset, size));
-  reserved_ = true;  // what flush() has counted meanwhile may lack it
-  return io::fault_point("adopt.clone_range_end");
-}
-
 // False: these bytes must be written.
 bool InlineBlockDedup::share(int blob, off_t offset, size_t size) {
-  if (!source_->is_unchanged()) ended_ = true;
+  if (!source_->is_unchanged() || file_.allocated) ended_ = true;
   if (ended_) return false;
-  Result<> cloned = clone(blob, offset, size);
+  if (const auto ready = offset > 0 ? environment_.write_out_before(blob, offset) : Result<>(success()); !ready) {
+    give_up(ready.error());
+    return false;
+  }
+  Result<> cloned = io::fault_point("adopt.clone_range");
+  if (cloned) cloned = io::clone_range(source_->descriptor, offset, blob, offset, size);
+  if (cloned) cloned = io::fault_point("adopt.clone_range_end");
   const bool there = cloned.has_value();
-  const auto shared = environment_.shared(*source_, std::move(cloned));
+  const auto shared = environment_.check(*source_, std::move(cloned));
   const bool same = source_->is_unchanged();  // an open for writing is counted before its writer can write
   if (shared && same) {
     add(counters_.bytes_adopted, size);

@@ -6,18 +6,19 @@
 // writes, any other writer, mapping or truncation is as on a plain file. A call for each WRITE is what it costs. So
 // what is written are the blocks at the borders of WRITEs, and runs of less than 32 KiB.
 //
-// After a power cut a file that was not synced may end early, and never has a hole that nobody wrote. XFS keeps the
-// size that a clone gives a file at once, and that which a write gives it once its data are on the disk. So what was
-// written is brought there before a clone that makes the file longer.
+// XFS keeps the size that a clone gives a file at once, and that which a write gives it only once its data are on the
+// disk. So what was written before a clone's range is brought there first. Else a file that was not synced could have a
+// hole in its middle after a power cut, where a plain file ends.
 //
 // Samples of each WRITE are compared first, since the source may have to be read from the disk. Once half of them are
 // the same, each WRITE is compared as a whole, until nothing was the same in 1 MiB. So a wrong prediction costs little,
-// and a source that is right in parts is used for these parts. Of several candidates the first WRITE chooses the one
-// that begins as it does and, if the writer has set a size, has that size.
+// and a source that is right in parts is used for these parts. Of several candidates the first WRITE that is not too
+// short chooses the one that begins as it does and, if the writer has set a size, has that size.
 //
 // Only a source that nobody can be changing is shared. Before and after each FICLONERANGE the daemon checks that it did
-// not change; where it may have, the bytes are written. If that write fails, the range is a hole. WRITEs are compared
-// with the source's own pages (io/file_window.h): a copier has just read them into the page cache.
+// not change; where it may have, the bytes are written. If that write fails, or the power is cut before it reaches the
+// disk, the range is a hole. WRITEs are compared with the source's own pages (io/file_window.h): a copier has just read
+// them into the page cache.
 //
 // Thread safety: all of it. Lock: mutex_ (held while a WRITE is compared; before the leaves).
 #pragma once
@@ -64,11 +65,11 @@ class InlineBlockDedup {
     std::function<Result<io::Fd>(InodeNumber)> open_uncounted;  // O_RDONLY, counted nowhere
     std::function<Result<Source>(InodeNumber)> open;            // counted until it is closed
     std::function<void(const Source&)> close;
-    std::function<Result<>(const Source&)> reserve;  // before the first clone: what both files may owe
+    std::function<Result<>(const Source&)> begin_sharing;  // before the first clone; both files may owe more and more
+    std::function<void(const Source&)> end_sharing;
+    std::function<Result<>(int blob, off_t offset)> write_out_before;  // what lies before `offset`, to the disk
     // Called with the result of each clone; returns the result to use.
-    std::function<Result<>(const Source&, Result<>)> shared;
-    std::function<void(const Source&)> recount;                               // what both files owe
-    std::function<Result<>(int blob, off_t offset, off_t length)> write_out;  // to the disk
+    std::function<Result<>(const Source&, Result<> cloned)> check;
   };
   // `file` is the new file. It must live longer.
   InlineBlockDedup(const OpenFile& file, std::string name, SourcePredictor::Prediction prediction,
@@ -85,8 +86,6 @@ class InlineBlockDedup {
 
   // Shares or writes all of `data`; `plain` writes.
   DataPath::Written write(std::span<const std::byte> data, off_t offset, DataPath& plain);
-  // Before close() returns: counts what both files owe.
-  void flush();
 
   const std::string& name() const { return name_; }
   SourcePredictor::By by() const { return by_; }
@@ -120,9 +119,6 @@ class InlineBlockDedup {
   Result<Equal> find_equal(std::span<const std::byte> blocks, uint64_t offset) REQUIRES(mutex_);
   Result<std::vector<Part>> compare(std::span<const std::byte> data, uint64_t offset) REQUIRES(mutex_);
   void note_compared(uint64_t all, uint64_t mismatched) REQUIRES(mutex_);
-  void note_written(off_t offset, size_t size);
-  Result<> write_out_before(int blob, off_t offset, size_t size);
-  Result<> clone(int blob, off_t offset, size_t size);
   bool share(int blob, off_t offset, size_t size);
   void withdraw(int blob, off_t offset, size_t size) const;
   void give_up(const Error& reason);
@@ -143,12 +139,9 @@ class InlineBlockDedup {
   uint64_t strange_ GUARDED_BY(mutex_) = 0;  // bytes of the last WRITEs of which nothing was there
   uint64_t compared_ GUARDED_BY(mutex_) = 0;
   uint64_t mismatched_ GUARDED_BY(mutex_) = 0;
-  // [begin, end): what was written and may not be on the disk yet lies in it.
-  off_t written_begin_ GUARDED_BY(mutex_) = 0;
-  off_t written_end_ GUARDED_BY(mutex_) = 0;
-  std::atomic<bool> counted_{false};   // as one of the adoptions
-  std::atomic<bool> reserved_{false};  // since what both files owe was counted
-  std::atomic<bool> ended_{false};     // nothing is compared any more
+  bool sharing_ GUARDED_BY(mutex_) = false;  // begin_sharing() was called
+  std::atomic<bool> counted_{false};         // as one of the adoptions
+  std::atomic<bool> ended_{false};           // nothing is compared any more
 };
 
 }  // namespace ckptfs::fs

@@ -85,7 +85,7 @@ Result<> check_room(Filesystem& fs, meta::InodeNumber inode, int blob, off_t off
 
 Result<> allocate(Filesystem& fs, meta::InodeNumber inode, int mode, off_t offset, off_t length) {
   TRY(io::fault_point("fs.fallocate"));
-  fs.files.allocates(inode);
+  if ((mode & FALLOC_FL_PUNCH_HOLE) == 0) fs.files.allocates(inode);
   // Opened for this call only. While no open writes through the daemon, the daemon has nothing open for writing, so
   // that lease probes are right.
   TRY_ASSIGN(const io::Fd blob, fs.tree.open_blob(inode, O_WRONLY));

@@ -236,7 +236,6 @@ void op_flush(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
   const Request request(req, Operation::flush, inode);
   const Handle& handle = Handles<Handle>::get(info->fh);
   if (handle.writing) request.fs().files.closing(*handle.file);
-  if (handle.dedup) handle.dedup->flush();
   request.ok();
 }
 

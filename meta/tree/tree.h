@@ -158,9 +158,10 @@ class Tree {
   void finished_writing(InodeNumber inode);
   // Likewise, at any other time.
   void recount_cow_reserve(InodeNumber inode);
-  // Before blocks of a file like `shared` are shared with it: a swap file owes for all of them until it is counted
-  // again.
-  Result<> reserve_for_sharing(InodeNumber inode, const struct stat& shared);
+  // From now on blocks of a file like `shared` are shared with it, more and more. So a swap file owes for all of them,
+  // and is not counted again, until as many calls of end_sharing() have ended that.
+  Result<> begin_sharing(InodeNumber inode, const struct stat& shared);
+  void end_sharing(InodeNumber inode);
   // Must swap files be written through the daemon, so that every failure is seen? True while free space is below twice
   // the COW reserve.
   bool short_of_space() const;
@@ -292,6 +293,7 @@ class Tree {
   BlobNumber blob_limit_ GUARDED_BY(mutex_);  // recorded in the index
   uint64_t last_event_ GUARDED_BY(mutex_);
   std::unordered_set<InodeNumber> cloning_ GUARDED_BY(mutex_);
+  std::unordered_map<InodeNumber, unsigned> sharing_ GUARDED_BY(mutex_);
   uint64_t clonings_ GUARDED_BY(mutex_) = 0;                          // begun, and ended
   std::set<uint64_t> trainers_ GUARDED_BY(mutex_);                    // when those began that wrote live swap files
   mutable io::Mutex pinned_mutex_;                                    // leaf lock

@@ -62,8 +62,10 @@ Result<> Tree::check_write_back(InodeNumber number, const InodeRecord& record, i
 
 Result<> Tree::write_out(InodeNumber number, int blob, off_t offset, off_t length) {
   constexpr unsigned kToTheDisk = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER;
-  if (::sync_file_range(blob, offset, length, kToTheDisk) == 0) return success();
-  const Error error = last_error(path_of(number));
+  Result<> written = io::fault_point("tree.write_out");
+  if (written && ::sync_file_range(blob, offset, length, kToTheDisk) != 0) written = last_error("sync_file_range");
+  if (written) return success();
+  const Error error = with_name(path_of(number), written.error());
   TRY_ASSIGN(const InodeRecord record, index_.inode(number));
   write_back_failed(number, record, blob, error);
   return error;
@@ -180,15 +182,29 @@ void Tree::finished_writing(InodeNumber number) {
   recount_cow_reserve(number);
 }
 
-Result<> Tree::reserve_for_sharing(InodeNumber number, const struct stat& shared) {
+Result<> Tree::begin_sharing(InodeNumber number, const struct stat& shared) {
   Change change = begin();
+  mutex_.assert_held();  // by the change
   TRY_ASSIGN(InodeRecord record, index_.inode(number));
   const uint64_t cow_reserve = cow_reserve_of_clone(shared);
-  if ((record.flags & kSwap) == 0 || !record.is_live_file() || record.nlink == 0) return success();
-  if (record.cow_reserve >= cow_reserve) return success();
-  change.set_cow_reserve(record, cow_reserve);
-  change.batch.put(number, record);
-  return commit(std::move(change));
+  const bool owes = (record.flags & kSwap) != 0 && record.is_live_file() && record.nlink != 0;
+  if (owes && record.cow_reserve < cow_reserve) {
+    change.set_cow_reserve(record, cow_reserve);
+    change.batch.put(number, record);
+  }
+  ++sharing_[number];
+  auto reserved = commit(std::move(change));
+  if (!reserved) end_sharing(number);
+  return reserved;
+}
+
+void Tree::end_sharing(InodeNumber number) {
+  {
+    const io::MutexLock lock(mutex_);
+    if (const auto sharing = sharing_.find(number); --sharing->second == 0) sharing_.erase(sharing);
+    ++clonings_;  // a count that began before this lacks what was shared
+  }
+  recount_cow_reserve(number);
 }
 
 void Tree::recount_cow_reserve(InodeNumber number) {
@@ -221,9 +237,11 @@ Result<bool> Tree::try_recount_cow_reserve(InodeNumber number) {
   Change change = begin();
   mutex_.assert_held();                        // by the change
   if (cloning_.contains(number)) return true;  // the save or seal that clones it has set its COW reserve
+  if (sharing_.contains(number)) return true;  // it is counted again when that ends
   if (clonings_ != clonings) return false;
   TRY_ASSIGN(InodeRecord record, index_.inode(number));
   if (record.cow_reserve != before.cow_reserve || record.cow_reserve == cow_reserve || record.nlink == 0) return true;
+  if (!record.is_live_file()) return true;  // it was sealed meanwhile
   change.set_cow_reserve(record, cow_reserve);
   change.batch.put(number, record);
   TRY(commit(std::move(change)));

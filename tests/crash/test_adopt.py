@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from checking import equal, noise, opened, pwrite_all, raises, read, same_bytes, write, write_all
+from checking import equal, noise, opened, pwrite_all, raises, read, same_bytes, true, write, write_all
 from mounting import CKPTFS_DEBUG, KIB, MIB, run, wait_until
 
 pytestmark = pytest.mark.builds("faults")
@@ -96,6 +96,7 @@ def test_power_is_lost_before_a_sync(crashing_mount, mode, chunk):
     mount.lose_power()
     mount.start()
     content = read(target)
+    true(len(content) >= 2 * MIB, f"{len(content)} bytes are there")
     same_bytes(content, CHANGED[: len(content)], "what was not synced")
 
 
@@ -121,6 +122,7 @@ def test_a_disk_that_refuses(crashing_mount, mode):
     for faults, outcome in (
         ("adopt.clone_range=error:EIO", "plain"),
         ("adopt.clone_range_end=error:EIO", "plain"),
+        ("tree.write_out=error:EIO", "suspect"),
         ("fs.write=error:ENOSPC", "error"),
         ("adopt.read=3:error:EIO", "plain"),
         ("fs.write=1:error:ENOSPC", "again"),
@@ -133,6 +135,9 @@ def test_a_disk_that_refuses(crashing_mount, mode):
         if outcome == "again":
             write_again_what_failed(source, target)
             same_bytes(read(target), DATA, faults)
+        elif outcome == "suspect":
+            copy(source, target, CHANGED)
+            equal(mount.ask(target, "state"), "suspect", "the copy")
         elif outcome == "error":
             with raises(errno.ENOSPC, what=faults):
                 copy(source, target, CHANGED)

@@ -190,6 +190,7 @@ class History(HistoryChecks):
             self.note(f"which others wrote to, or which went: {outcome}")
             training.pending = None
             step.whole, step.odd, step.touched = (MAYBE, True, self.now) if not error else (NO, True, self.now)
+            step.loss = loss if step.loss is None and not error else step.loss  # its trainer_state.json came last
             self.apply(step, folder, operations, done, error)
             self.step_at(folder)
             return

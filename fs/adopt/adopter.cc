@@ -64,8 +64,8 @@ Result<InlineBlockDedup::Source> Adopter::open_source(InodeNumber inode) {
     source.descriptor = backing.descriptor;
     source.changes = source.file->changes.load();
     if (source.is_frozen() || files_.has_writers(*source.file)) return success();
-    const auto written = io::has_writer(source.descriptor);
-    source.unchanged = written && !written.value();
+    TRY_ASSIGN(const bool written, io::has_writer(source.descriptor));
+    source.unchanged = !written;
     return success();
   }();
   if (opened) return source;

@@ -294,7 +294,7 @@ class Tree {
   uint64_t last_event_ GUARDED_BY(mutex_);
   std::unordered_set<InodeNumber> cloning_ GUARDED_BY(mutex_);
   std::unordered_map<InodeNumber, unsigned> sharing_ GUARDED_BY(mutex_);
-  uint64_t clonings_ GUARDED_BY(mutex_) = 0;                          // begun, and ended
+  uint64_t clonings_ GUARDED_BY(mutex_) = 0;                          // begun, and ended; and sharings that ended
   std::set<uint64_t> trainers_ GUARDED_BY(mutex_);                    // when those began that wrote live swap files
   mutable io::Mutex pinned_mutex_;                                    // leaf lock
   std::unordered_set<InodeNumber> pinned_ GUARDED_BY(pinned_mutex_);  // were once, and may be no more

@@ -310,6 +310,31 @@ def test_anything_in_the_middle(folder, shared):
     true(shared.counted("adoptions") - adoptions >= 30, "too few adoptions")
 
 
+def test_allocated_blocks_stay_the_files_own(folder, shared):
+    """Else an overwrite could fail for which fallocate has made room."""
+    data, source, target = source_of(folder)
+    adopted = shared.counted("bytes_adopted")
+    with Copier(source, target) as copier:
+        os.posix_fallocate(copier.target, 0, len(data))
+        copier.write(data)
+    same_bytes(read(target), data, "content")
+    equal(shared.counted("bytes_adopted"), adopted, "bytes that it shares")
+
+
+def test_a_swap_file_that_may_be_mapped_is_not_adopted(folder, shared):
+    """Its stores would take new blocks where nobody sees that they are missing."""
+    state = write_state(shared.path, size=4 * MIB)
+    shared.save("mapped")
+    name = optimizer_file(0)
+    saved = shared.path / "steps/mapped" / name_in_step(name)
+    for flags, wanted in ((os.O_RDWR, 0), (os.O_WRONLY, 1)):
+        adoptions = shared.counted("adoptions")
+        with Copier(saved, shared.path / name, flags | os.O_TRUNC) as copier:
+            copier.write(state[name])
+        equal(shared.counted("adoptions") - adoptions, wanted, f"adoptions, flags {flags}")
+        same_bytes(read(shared.path / name), state[name], "the live file")
+
+
 def test_names_may_change_under_way(folder):
     data, source, target = source_of(folder)
     with Copier(source, target) as copier:

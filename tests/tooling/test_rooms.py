@@ -15,7 +15,7 @@ NAME_IN_FILE = re.compile(r"((?:`[\w:]+`(?: \([^`]*?\))?(?:, | and )?)+) in `([\
 @pytest.mark.parametrize("room", ROOMS, ids=lambda room: str(room.relative_to(REPOSITORY)))
 def test_has_a_readme(room):
     text = (room / "README.md").read_text()
-    assert 7 <= text.count("\n") <= 30, "10 to 30 lines"
+    assert 10 <= text.count("\n") <= 30, "10 to 30 lines"
     for path in PATH.findall(text):
         assert (REPOSITORY / path).exists(), path
     for names, path in NAME_IN_FILE.findall(text):

@@ -2,6 +2,9 @@
 
 #include <blake3.h>
 
+#include <algorithm>
+#include <cstring>
+
 namespace ckptfs::io {
 namespace {
 
@@ -37,6 +40,13 @@ Digest digest_of(std::span<const std::byte> bytes) {
   blake3_hasher_init(&hasher);
   blake3_hasher_update(&hasher, bytes.data(), bytes.size());
   return finish_blake3(hasher);
+}
+
+uint64_t short_digest_of(std::string_view text) {
+  const Digest digest = digest_of(std::as_bytes(std::span(text)));
+  uint64_t first = 0;
+  std::memcpy(&first, digest.data(), sizeof first);
+  return std::max<uint64_t>(first, 1);
 }
 
 std::string hex_of(std::span<const std::byte> bytes) {

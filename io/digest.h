@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -14,6 +15,7 @@ namespace ckptfs::io {
 using Digest = std::array<std::byte, 32>;
 
 Digest digest_of(std::span<const std::byte> bytes);
+uint64_t short_digest_of(std::string_view text);  // the first 64 bits; never 0
 
 // Digests bytes that come piece by piece. One thread at a time.
 class Hasher {

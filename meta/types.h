@@ -60,7 +60,8 @@ struct InodeRecord {
   timespec ctime{};  // live regular files: the later of this and the blob's
   // Rank folder of swap files: when the newest process that made a file in it, or opened one for writing, began
   // (CLOCK_REALTIME ns). In a step: of the live one that a save took; of the process that made files in it, if it
-  // writes live ones, too; else 0. Two of one run have the same.
+  // writes live ones, too; else 0. Two of one run have the same. Regular file of a step: which program wrote it
+  // last (program_id(), meta/steps/ledger.h); 0: nobody knows.
   uint64_t newest_writer = 0;
   std::string target;  // symlink
   // Anything else: its name in `parent`, for paths. A hint, as `parent` is: the entries of `parent` tell whether it is

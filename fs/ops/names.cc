@@ -99,7 +99,7 @@ void remove_name(const Request& request, Remove remove) {
   through_gate(request.fs(), request.inode(), [request, remove] {
     const auto dropped = (request.fs().tree.*remove)(request.inode(), request.name());
     if (!dropped) return request.error(dropped.error());
-    request.fs().writers.note(request.inode(), request.caller());
+    request.fs().writers.note_lost(request.inode(), request.name(), dropped.value().inode, request.caller());
     request.ok();
     request.fs().dropped(dropped.value());
   });
@@ -121,7 +121,11 @@ void op_rename(fuse_req_t req, fuse_ino_t parent, const char* name, fuse_ino_t n
     const auto renamed = request.fs().tree.rename(request.inode(), request.name(), new_parent, to, flags);
     if (!renamed) return request.error(renamed.error());
     request.fs().writers.names_changed();
-    request.fs().writers.note(new_parent, request.caller());
+    if (renamed.value()) {
+      request.fs().writers.note_lost(new_parent, to, renamed.value()->inode, request.caller());
+    } else {
+      request.fs().writers.note(new_parent, request.caller());
+    }
     request.ok();
     if (renamed.value()) request.fs().dropped(*renamed.value());
   });

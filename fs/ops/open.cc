@@ -144,7 +144,9 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   if (fs.tree.is_damaged(inode)) return Error(EIO, "damaged: its blob is missing or short (see `ckptfs status`)");
   if (writing) {
     TRY(fs.tree.prepare_writing(inode, caller, fs.cow_reserve_of_others(inode)));
-    fs.writers.note(record.parent, caller);  // whoever is refused has written nothing
+    // Whoever is refused has written nothing, nor has, as yet, who may only read what is there.
+    const bool writes = empty_name || (info.flags & O_ACCMODE) == O_WRONLY;
+    writes ? fs.writers.note_written(inode, caller) : fs.writers.note(record.parent, caller);
   }
   if ((info.flags & O_TRUNC) != 0) {
     fs.files.changes(inode);
@@ -198,7 +200,8 @@ void op_open(fuse_req_t req, fuse_ino_t inode, fuse_file_info* info) {
 
 void create(const Request& request, mode_t mode, fuse_file_info info) {
   Filesystem& fs = request.fs();
-  const meta::NewNode node{.mode = (mode & 07777u) | S_IFREG, .rdev = 0, .target = {}};
+  const meta::NewNode node{
+      .mode = (mode & 07777u) | S_IFREG, .rdev = 0, .target = {}, .writer = fs.writers.program_of(request.caller())};
   const auto made = fs.tree.make(request.inode(), request.name(), node, request.caller());
   if (!made) {
     // Somebody else, say a save, has made the file since the kernel's lookup. ESTALE makes the kernel look again.

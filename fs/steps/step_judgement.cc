@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
+#include <utility>
+
+#include <fmt/format.h>
 
 #include "fs/steps/tracker_files.h"
 #include "meta/names.h"
@@ -73,6 +77,21 @@ Result<CompletenessJudgement> judge_by_marker(const meta::Store& store, meta::In
   return CompletenessJudgement{lost ? Completeness::incomplete : Completeness::unknown, marker + " is not there"};
 }
 
+// Empty: it is of one run, as far as is known. What commands wrote is of none.
+std::string why_of_two_runs(const SaveTimes& times, const meta::LedgerEntry& ledger) {
+  std::map<unsigned, std::string> runs;
+  for (const auto& [program, path] : times.writers) {
+    const meta::StepWriter* const writer = ledger.writer_of(program);
+    if (writer != nullptr) runs.emplace(writer->run, fmt::format("process {} wrote {}", writer->process.pid, path));
+  }
+  if (runs.size() < 2) return {};
+  return fmt::format(
+      "{}, and {}, of another run: they may be of two saves; save the step once more, or `setfattr -n "
+      "user.ckptfs.whole "
+      "-v 1 STEP` says that they are not",
+      runs.begin()->second, std::next(runs.begin())->second);
+}
+
 }  // namespace
 
 Result<Declared> declared_of(const meta::Tree& tree, meta::InodeNumber step) {
@@ -125,30 +144,42 @@ Result<CompletenessJudgement> heed_declared(const meta::Store& store, meta::Inod
 SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::StepNames& names) {
   SaveTimes times;
   meta::WallTime others;
+  std::map<uint64_t, std::string> writers_of_others;
   for (size_t at = 0; at < files.list().size(); ++at) {
     const std::string& path = files.list()[at].path;
     if (files.made()[at].frozen) continue;
     const meta::WallTime written = meta::wall_time(files.made()[at].ctime);
+    const uint64_t writer = files.made()[at].writer;
     times.newest = std::max(times.newest, written);
-    if (meta::formats::is_written_first(names, path) &&
-        (times.first_written.empty() || written > times.first_written_at)) {
+    const bool is_first = meta::formats::is_written_first(names, path);
+    const bool is_checkpoint_file = meta::formats::is_checkpoint_file(names, path);
+    if (is_first && (times.first_written.empty() || written > times.first_written_at)) {
       times.first_written = path;
       times.first_written_at = written;
     }
-    if (!meta::formats::is_note(path)) others = std::max(others, written);
-    if (!meta::formats::is_checkpoint_file(names, path)) continue;
+    if (is_first || is_checkpoint_file) times.writers.emplace(writer, path);
+    if (!meta::formats::is_note(path)) {
+      others = std::max(others, written);
+      writers_of_others.emplace(writer, path);
+    }
+    if (!is_checkpoint_file) continue;
     times.saved_at = std::max(times.saved_at, written);
     if (times.oldest.empty() || written < times.oldest_at) {
       times.oldest = path;
       times.oldest_at = written;
     }
   }
-  if (times.oldest.empty()) times.saved_at = others;
+  if (!times.oldest.empty()) return times;
+  times.saved_at = others;
+  times.writers = std::move(writers_of_others);
   return times;
 }
 
 CompletenessJudgement heed_second_save(const SaveTimes& times, const meta::LedgerEntry& ledger,
                                        meta::formats::CompletenessJudgement judgement) {
+  if (meta::formats::is_whole(judgement.completeness)) {
+    if (const std::string why = why_of_two_runs(times, ledger); !why.empty()) return an_unknown_one(why);
+  }
   const bool begun = !times.first_written.empty() && times.first_written_at > ledger.whole;
   const bool ended = times.oldest.empty() || times.oldest_at > ledger.whole;
   const bool complete = judgement.completeness == Completeness::complete;

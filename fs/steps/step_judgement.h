@@ -5,11 +5,15 @@
 //     and is written again by another run is whole again once each file that a save writes is newer. The kernel's times
 //     of the files tell that, not their dates, which anybody may set. If the wall clock was set back between the two
 //     saves, nothing tells it.
+//   - *Of two runs*: two that write one step by turns, new or old. Whatever the clocks say, who wrote its files last
+//   tells.
 //   - *With symlinks*: they may lead to what it lacks.
 //
 // Stateless.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <string>
 
 #include "fs/views/files_of_step.h"
@@ -53,6 +57,9 @@ struct SaveTimes {
   meta::WallTime saved_at;
   std::string oldest;  // of those that each save writes
   meta::WallTime oldest_at;
+  // The programs (meta::program_id) that wrote last what a save writes, and one of the files of each. As with saved_at,
+  // of all that are no notes, if the layout tells none.
+  std::map<uint64_t, std::string> writers;
 };
 SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::StepNames& names);
 

@@ -9,6 +9,7 @@
 #include "io/fault.h"
 #include "io/fd.h"
 #include "io/log.h"
+#include "meta/formats/file_kinds.h"
 #include "meta/names.h"
 #include "meta/steps/steps.h"
 #include "meta/tree/process.h"
@@ -31,12 +32,18 @@ bool is_one_of(std::span<const std::string_view> names, const meta::Process& pro
   return comm && std::ranges::count(names, comm.value().substr(0, comm.value().find('\n'))) != 0;
 }
 
+// The program of which a process is a fork; itself, if it is none, or is about to become a command.
+meta::Process origin_of(const meta::FoundProcess& found) {
+  const bool is_fork = found.forked_from != found.process;
+  if (!is_fork || is_one_of(kCopyingTools, found.process) || is_one_of(kShells, found.forked_from))
+    return found.process;
+  return found.forked_from;
+}
+
 // A program that trains may fork for each file that it writes, as Megatron does. While such a fork is as young as a
 // command, it counts as its program, which has more to write when the fork has ended.
 meta::Process who_writes(const meta::FoundProcess& found) {
-  const bool young_fork = found.forked_from != found.process && meta::age_of(found.process) < meta::kCommandAge;
-  if (!young_fork || is_one_of(kCopyingTools, found.process)) return found.process;
-  return is_one_of(kShells, found.forked_from) ? found.process : found.forked_from;
+  return meta::age_of(found.process) < meta::kCommandAge ? origin_of(found) : found.process;
 }
 
 // An attempt becomes a step. What a fetch brings was written elsewhere.
@@ -63,10 +70,29 @@ void StepWriters::unwatch(meta::InodeNumber series, Purpose purpose) {
 
 void StepWriters::note(meta::InodeNumber folder, const meta::Caller& caller) {
   if (!watches_) return;
-  const auto noted = try_note(folder, caller);
-  if (!noted && !is_gone(noted.error())) {
-    log::warn("who writes to {} is not noted: {}", tree_.path_of(folder), noted.error().message());
-  }
+  if (const auto noted = try_note(folder, caller); !noted) warn(folder, noted.error());
+}
+
+void StepWriters::note_written(meta::InodeNumber file, const meta::Caller& caller) {
+  if (!watches_) return;
+  if (const auto noted = try_note_written(file, caller); !noted) warn(file, noted.error());
+}
+
+void StepWriters::note_lost(meta::InodeNumber folder, const std::string& name, meta::InodeNumber lost,
+                            const meta::Caller& caller) {
+  if (!watches_) return;
+  if (const auto noted = try_note_lost(folder, name, lost, caller); !noted) warn(folder, noted.error());
+}
+
+uint64_t StepWriters::program_of(const meta::Caller& caller) const {
+  if (!watches_) return 0;
+  const meta::FoundProcess found = meta::find_process(caller.pid);
+  return found.gone ? 0 : meta::program_id(here_, origin_of(found));
+}
+
+void StepWriters::warn(meta::InodeNumber folder, const Error& error) const {
+  if (is_gone(error)) return;
+  log::warn("who writes to {} is not noted: {}", tree_.path_of(folder), error.message());
 }
 
 void StepWriters::names_changed() {
@@ -76,24 +102,80 @@ void StepWriters::names_changed() {
 }
 
 // Who is gone already need not be recorded.
-Result<> StepWriters::try_note(meta::InodeNumber folder, const meta::Caller& caller) {
+Result<StepWriters::Noted> StepWriters::try_note(meta::InodeNumber folder, const meta::Caller& caller) {
   TRY_ASSIGN(const meta::InodeNumber step, step_above(folder));
-  if (step == 0) return success();
+  if (step == 0) return Noted();
   const meta::FoundProcess found = meta::find_process(caller.pid);
   const meta::Process process = who_writes(found);
   auto writer = found.gone ? std::nullopt : std::optional(meta::StepWriter{here_, process, {}, false});
+  const Noted noted{step, program_of(caller)};
   if (is_known(step, writer)) {
     tell_({step, 0, 0, nullptr});
-    return success();
+    return noted;
   }
   const meta::StoreClock& clock = step_facts_.clock();
-  if (writer) writer = meta::writer_now(here_, process, clock, is_one_of(kCopyingTools, process));
+  if (writer) {
+    writer = meta::writer_now(here_, process, clock, is_one_of(kCopyingTools, process));
+    writer->program = noted.program;
+    writer->launch = meta::launch_id(process);
+  }
   TRY(clock.note(store_.index()));  // what begins after the next boot is later
   const auto note = [&](meta::LedgerEntry& one) { meta::note_writer(one, writer, meta::wall_time(meta::now())); };
-  TRY_ASSIGN(const auto entry, change(step, note));
+  meta::LedgerEntry entry;
+  {
+    const io::MutexLock noting(noting_);
+    TRY_SET(entry, change(step, note));
+  }
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(step));
   tell_({step, record.parent, record.uid, &entry.writers});
+  return noted;
+}
+
+// That there are two runs is noted first. A daemon that is killed in between leaves a doubt, no false certainty.
+Result<> StepWriters::try_note_written(meta::InodeNumber file, const meta::Caller& caller) {
+  TRY_ASSIGN(meta::InodeRecord record, tree_.inode(file));
+  TRY_ASSIGN(const Noted noted, try_note(record.parent, caller));
+  if (noted.program == 0 || record.newest_writer == noted.program) return success();
+  const io::MutexLock noting(noting_);  // two may write to it at once
+  TRY_SET(record, tree_.inode(file));
+  TRY(note_overwritten(noted, record.parent, record.name, record.newest_writer));
+  return tree_.set_writer(file, noted.program);
+}
+
+Result<> StepWriters::try_note_lost(meta::InodeNumber folder, const std::string& name, meta::InodeNumber lost,
+                                    const meta::Caller& caller) {
+  TRY_ASSIGN(const Noted noted, try_note(folder, caller));
+  if (noted.program == 0) return success();
+  TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(lost));
+  if (!record.is_live_file() || record.newest_writer == noted.program) return success();
+  const io::MutexLock noting(noting_);
+  return note_overwritten(noted, folder, name, record.newest_writer);
+}
+
+// Who writes notes does not matter.
+Result<> StepWriters::note_overwritten(const Noted& noted, meta::InodeNumber folder, const std::string& name,
+                                       uint64_t before) {
+  if (before == 0 || !tells_another_run(noted, before)) return success();
+  if (meta::formats::kind_of(path_in(noted.step, folder, name)).role == meta::formats::FileRole::note) return success();
+  TRY(change(noted.step, [&](meta::LedgerEntry& known) { meta::note_overwritten(known, noted.program, before); }));
   return success();
+}
+
+// True where it is not known at once, too.
+bool StepWriters::tells_another_run(const Noted& noted, uint64_t before) const {
+  const io::MutexLock lock(mutex_);
+  const auto known = known_.find(noted.step);
+  return known == known_.end() || meta::tells_another_run(known->second, noted.program, before);
+}
+
+std::string StepWriters::path_in(meta::InodeNumber step, meta::InodeNumber folder, std::string name) const {
+  for (meta::InodeNumber at = folder; at != step && at != meta::kRootInode;) {
+    const auto record = tree_.inode(at);
+    if (!record) break;
+    name = meta::name_of(tree_, at) + '/' + name;
+    at = record.value().parent;
+  }
+  return name;
 }
 
 // The step of a watched series that the folder is or lies in; 0: none.
@@ -121,7 +203,6 @@ bool StepWriters::is_known(meta::InodeNumber step, const std::optional<meta::Ste
 
 Result<meta::LedgerEntry> StepWriters::change(meta::InodeNumber step,
                                               const std::function<void(meta::LedgerEntry&)>& change) {
-  const io::MutexLock noting(noting_);
   TRY_ASSIGN(auto entry, meta::change_ledger(store_, step, change));
   const io::MutexLock lock(mutex_);
   if (known_.size() >= kMostKnown) known_.clear();
@@ -158,6 +239,7 @@ Result<bool> StepWriters::note_whole(const StepStatus& step, const std::function
 }
 
 Result<> StepWriters::note_named(meta::InodeNumber step) {
+  const io::MutexLock noting(noting_);
   TRY(change(step, [](meta::LedgerEntry& entry) { entry.named = true; }));
   return success();
 }

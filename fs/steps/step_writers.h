@@ -44,9 +44,14 @@ class StepWriters {
   void watch(meta::InodeNumber series, Purpose purpose);
   void unwatch(meta::InodeNumber series, Purpose purpose);
 
-  // Somebody makes or removes something in `folder`, or writes to a file of it, or has just made it. Quick where no
-  // series is watched.
+  // Somebody makes or removes something in `folder`, or has just made it. Quick where no series is watched.
   void note(meta::InodeNumber folder, const meta::Caller& caller);
+  // Likewise. Somebody has made the file, empties it, opens it for nothing but writing, or has set its size.
+  void note_written(meta::InodeNumber file, const meta::Caller& caller);
+  // Likewise. Somebody has removed or replaced what had this name in `folder`. `lost` is still in the index.
+  void note_lost(meta::InodeNumber folder, const std::string& name, meta::InodeNumber lost, const meta::Caller& caller);
+  // What a file that this caller makes is to keep of him (NewNode::writer). 0: it has ended, or no series is watched.
+  uint64_t program_of(const meta::Caller& caller) const;
   // Something has a new name, so that what names told may be wrong.
   void names_changed();
   // The step was found whole. If more is known of who writes to it than when it was inspected, if it was written to
@@ -64,10 +69,23 @@ class StepWriters {
   Result<std::string> younger_than(meta::InodeNumber series, meta::InodeNumber step) const;
 
  private:
-  Result<> try_note(meta::InodeNumber folder, const meta::Caller& caller);
+  struct Noted {
+    meta::InodeNumber step = 0;  // 0: nothing is noted
+    uint64_t program = 0;        // 0: it has ended
+  };
+  Result<Noted> try_note(meta::InodeNumber folder, const meta::Caller& caller);
+  Result<> try_note_written(meta::InodeNumber file, const meta::Caller& caller);
+  Result<> try_note_lost(meta::InodeNumber folder, const std::string& name, meta::InodeNumber lost,
+                         const meta::Caller& caller);
+  bool tells_another_run(const Noted& noted, uint64_t before) const;
+  Result<> note_overwritten(const Noted& noted, meta::InodeNumber folder, const std::string& name, uint64_t before)
+      REQUIRES(noting_);
+  std::string path_in(meta::InodeNumber step, meta::InodeNumber folder, std::string name) const;
+  void warn(meta::InodeNumber folder, const Error& error) const;
   Result<meta::InodeNumber> step_above(meta::InodeNumber folder);
   bool is_known(meta::InodeNumber step, const std::optional<meta::StepWriter>& writer) const;
-  Result<meta::LedgerEntry> change(meta::InodeNumber step, const std::function<void(meta::LedgerEntry&)>& change);
+  Result<meta::LedgerEntry> change(meta::InodeNumber step, const std::function<void(meta::LedgerEntry&)>& change)
+      REQUIRES(noting_);
 
   meta::Store& store_;
   meta::Tree& tree_;

@@ -122,11 +122,11 @@ void FilesOfStep::add(const std::string& path, InodeNumber inode, const meta::In
       fmt::format("{}{}{} {} {} {} {}.{} {} {} {} {} ", path, '\0', inode, record.blob, frozen, st.st_size,
                   st.st_mtim.tv_sec, st.st_mtim.tv_nsec, access.uid, access.gid, access.mode, now.writers.writing);
   lasting_ += same + ctime;
-  fingerprint_ += same + (changed ? fmt::format("#{} ", *changed) : ctime);
+  fingerprint_ += same + (changed ? fmt::format("#{} ", *changed) : ctime) + fmt::format("{} ", record.newest_writer);
   closing_ = closing_ || (now.writers.writing && now.writers.closing);
   if (now.writers.writing) return problems_.push_back({path, "it is being written"});
   files_.push_back({path, static_cast<uint64_t>(st.st_size)});
-  made_.push_back({inode, frozen, st.st_size, now.ctime, changed});
+  made_.push_back({inode, frozen, st.st_size, now.ctime, changed, record.newest_writer});
   access_.push_back(access);
   if (meta::later(st.st_mtim, time_)) time_ = st.st_mtim;
   if (!meta::formats::is_note(path) && (!saved_ || meta::later(st.st_mtim, *saved_))) saved_ = st.st_mtim;

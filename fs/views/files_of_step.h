@@ -37,6 +37,7 @@ struct SourceVersion {
   off_t size = 0;
   timespec ctime{};                 // of the blob, unless it is frozen
   std::optional<uint64_t> changed;  // as in Writers, then
+  uint64_t writer = 0;              // which program wrote it last (program_id(), meta/steps/ledger.h); 0: nobody knows
 };
 
 struct Writers {

@@ -5,7 +5,9 @@
 #include <iomanip>
 #include <sstream>
 #include <string_view>
+#include <type_traits>
 
+#include "io/digest.h"
 #include "meta/names.h"
 
 namespace ckptfs::meta {
@@ -19,12 +21,13 @@ WallTime wall_of(int64_t count) { return WallTime(std::chrono::nanoseconds(count
 
 // A line for each fact: "unfinished run|commands", "again TIME" (by a run, whether it is unfinished or not), "named",
 // "saved SERIES", "saves COUNT", "pushed NAME", "whole TIME", "newest TIME", "seen SERIES CHANGED CHANGED_AT COMPLETED
-// COMPLETED_AT", "run|command|saver BOOT-ID pid:[4026531836] PID START BEGAN SINCE".
+// COMPLETED_AT", "run|command|saver BOOT-ID pid:[4026531836] PID START BEGAN SINCE RUN
+// PROGRAM LAUNCH".
 std::string encode_ledger(const LedgerEntry& entry) {
   std::ostringstream text;
   const auto put = [&text](const char* fact, const StepWriter& one) {
     text << fact << ' ' << one.place << ' ' << one.process.pid << ' ' << one.process.start << ' ' << one.began.count()
-         << ' ' << count_of(one.since) << '\n';
+         << ' ' << count_of(one.since) << ' ' << one.run << ' ' << one.program << ' ' << one.launch << '\n';
   };
   if (entry.unfinished) text << "unfinished " << (entry.by_run ? "run" : "commands") << '\n';
   if (entry.by_run) text << "again " << count_of(entry.again) << '\n';
@@ -78,6 +81,7 @@ bool decode_line(std::istream& line, LedgerEntry& entry) {
     writer.began = StoreTime(first);
     if (!line.eof()) line >> second;  // older entries end here
     writer.since = wall_of(second);
+    if (!line.eof()) line >> writer.run >> writer.program >> writer.launch;
   }
   return !line.fail();
 }
@@ -105,6 +109,56 @@ bool is_new_run(const LedgerEntry& entry, const StepWriter& writer) {
   return !writer.is_command && find_in(entry.savers, writer) == nullptr;
 }
 
+std::chrono::nanoseconds distance(const StepWriter& one, const StepWriter& other) {
+  return std::chrono::abs(one.began - other.began);
+}
+
+// The programs that train and have written to the step, as far as they are kept; some twice.
+template <typename Entry>
+auto runs_of(Entry& entry) {
+  std::vector<std::conditional_t<std::is_const_v<Entry>, const StepWriter*, StepWriter*>> found;
+  for (auto* const list : {&entry.savers, &entry.writers}) {
+    for (auto& one : *list) {
+      if (one.is_run()) found.push_back(&one);
+    }
+  }
+  return found;
+}
+
+unsigned new_run(const LedgerEntry& entry) {
+  unsigned newest = 0;
+  for (const StepWriter* const one : runs_of(entry)) newest = std::max(newest, one->run);
+  return newest + 1;
+}
+
+constexpr std::chrono::minutes kOneLaunch{1};  // for so long all processes of a launch begin
+
+// A launch that began long after another one may have the same id, if that one has ended. What a rank starts has it,
+// too.
+bool are_of_one_launch(const StepWriter& known, const StepWriter& fresh, const Ended& ended) {
+  if (known.launch == 0 || known.launch != fresh.launch) return false;
+  return distance(known, fresh) <= kOneLaunch || (known.place == fresh.place && !ended(known.process));
+}
+
+// Of who is new, its program tells, then its launch: of two launches they are of two runs. Else the ranks of a run
+// begin one after the other. Who began long after all others is of their run only as long as there is but one.
+unsigned likely_run(const LedgerEntry& entry, const StepWriter& fresh, const Ended& ended) {
+  const auto runs = runs_of(entry);
+  const auto find = [&](const auto& is_of_it) {
+    const auto found = std::ranges::find_if(runs, [&](const StepWriter* one) { return is_of_it(*one); });
+    return found == runs.end() ? nullptr : *found;
+  };
+  const StepWriter* same = find([&](const StepWriter& one) { return one.is_program(fresh.program); });
+  if (same == nullptr) same = find([&](const StepWriter& one) { return are_of_one_launch(one, fresh, ended); });
+  if (same != nullptr) return same->run;
+  const bool of_two_launches = fresh.launch != 0 && find([](const StepWriter& one) { return one.launch != 0; });
+  if (of_two_launches) return new_run(entry);
+  const auto nearest = std::ranges::min_element(runs, {}, [&](const auto* one) { return distance(*one, fresh); });
+  if (nearest == runs.end()) return 0;
+  const bool is_one = find([](const StepWriter& one) { return one.run != 0; }) == nullptr;
+  return is_one || distance(**nearest, fresh) <= kOneLaunch ? (*nearest)->run : new_run(entry);
+}
+
 // When the step became complete, by the store's clock. Never 0, which means that it is not complete.
 StoreTime completion_time(WallTime date, const Moment& now) {
   constexpr std::chrono::minutes kRecent{1};
@@ -125,6 +179,12 @@ void note_events(Tree::Change& change, InodeNumber step, const InodeRecord& reco
 
 }  // namespace
 
+const StepWriter* LedgerEntry::writer_of(uint64_t program) const {
+  const auto runs = runs_of(*this);
+  const auto found = std::ranges::find_if(runs, [program](const auto* one) { return one->is_program(program); });
+  return found == runs.end() ? nullptr : *found;
+}
+
 bool LedgerEntry::is_saved_in(InodeNumber series) const {
   return saved_in == series || (whole == WallTime() && std::ranges::any_of(writers, &StepWriter::is_run));
 }
@@ -143,9 +203,14 @@ Result<LedgerEntry> change_ledger(Store& store, InodeNumber step, const std::fun
   change(changed);
   if (changed == known) return changed;
   tree_change.batch.put_xattr(step, kLedgerXattr, encode_ledger(changed));
+  tree_change.batch.allow_on_full_store();  // what it tells protects
   note_events(tree_change, step, record, known, changed);
   TRY(store.tree().commit(std::move(tree_change)));
   return changed;
+}
+
+uint64_t program_id(const std::string& place, const Process& origin) {
+  return io::short_digest_of(place + ' ' + std::to_string(origin.pid) + ' ' + std::to_string(origin.start));
 }
 
 StepWriter writer_now(const std::string& place, const Process& process, const StoreClock& clock, bool tool) {
@@ -159,7 +224,7 @@ bool is_noted(const LedgerEntry& entry, const std::optional<StepWriter>& writer)
   return entry.unfinished && (is_full || (known != nullptr && (entry.by_run || !is_new_run(entry, *known))));
 }
 
-void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer, WallTime now) {
+void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer, WallTime now, const Ended& ended) {
   const StepWriter* const known = writer ? find_in(entry.writers, *writer) : nullptr;
   const StepWriter* const one = known == nullptr && writer ? &*writer : known;
   entry.unfinished = true;
@@ -170,8 +235,28 @@ void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer, Wa
   }
   if (one != nullptr && one->is_run()) entry.newest_run = std::max(entry.newest_run, std::optional(one->began));
   if (!writer || known != nullptr || entry.writers.size() > kMostWriters) return;
+  const unsigned run = writer->is_run() ? likely_run(entry, *writer, ended) : 0;
   entry.writers.push_back(entry.writers.size() < kMostWriters ? *writer : StepWriter{writer->place, {}, {}, false});
   entry.writers.back().since = now;
+  entry.writers.back().run = run;
+}
+
+bool tells_another_run(const LedgerEntry& entry, uint64_t writer, uint64_t before) {
+  if (writer == before || before == 0) return false;
+  const StepWriter *const one = entry.writer_of(writer), *const other = entry.writer_of(before);
+  return one != nullptr && other != nullptr && one->run == other->run &&
+         (one->launch == 0 || one->launch != other->launch);
+}
+
+void note_overwritten(LedgerEntry& entry, uint64_t writer, uint64_t before) {
+  if (!tells_another_run(entry, writer, before)) return;
+  const StepWriter one = *entry.writer_of(writer), other = *entry.writer_of(before);
+  const unsigned run = new_run(entry);
+  for (StepWriter* const known : runs_of(entry)) {
+    const bool nearer = distance(*known, one) < distance(*known, other);
+    const bool moves = known->is_program(writer) || (nearer && !known->is_program(before));
+    if (known->run == other.run && moves) known->run = run;
+  }
 }
 
 void note_whole(LedgerEntry& entry, InodeNumber series, WallTime changed, WallTime oldest) {

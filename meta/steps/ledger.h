@@ -5,6 +5,9 @@
 //     once. Once all of them have ended, nobody will finish the step (fs/steps/set_aside.h).
 //   - *When*: by the clock of the store. What its files say of when they were written may be anything: they were copied
 //     with their times, or the wall clock was wrong.
+//   - *Of which run*: programs that write the same file, other than a note, are of two runs, unless one launch started
+//     them as its ranks. Each file keeps which program wrote it last. So a step shows whose it is: files of two runs
+//     make no save, in whatever order they took turns.
 //   - *Whole*: until when its files had changed when it was found whole last. What was written since may be a second
 //     save that died half-way (fs/steps/step_judgement.h).
 //
@@ -34,11 +37,15 @@ struct StepWriter {
   // It had just begun when it first wrote, as mkdir had, or copies, as rsync does. A program that trains has run for
   // seconds before it saves.
   bool is_command = false;
-  WallTime since{};  // when it first wrote, by the wall clock; zero: nobody knows
+  WallTime since{};      // when it first wrote, by the wall clock; zero: nobody knows
+  uint64_t program = 0;  // program_id(); 0: it is not known
+  uint64_t launch = 0;   // launch_id()
+  unsigned run = 0;      // those of two numbers are of two runs
   bool operator==(const StepWriter&) const = default;
   // A process that cannot be seen from here is none.
   bool is_run() const { return process.pid != 0 && !is_command; }
   bool is_same(const StepWriter& other) const { return place == other.place && process == other.process; }
+  bool is_program(uint64_t id) const { return id != 0 && id == program; }
 };
 
 struct Moment {
@@ -81,6 +88,8 @@ struct LedgerEntry {
   bool is_written_again() const { return by_run && whole != WallTime(); }
   // Does somebody write to it who has not saved it before?
   bool is_being_saved() const { return unfinished && !was_whole(); }
+  // One that is of this program; null: none is, or is kept no more.
+  const StepWriter* writer_of(uint64_t program) const;
   // If it is written again: was the wall clock set back in between, so that dates tell nothing?
   bool is_set_back() const { return again != WallTime() && again < whole; }
 };
@@ -92,11 +101,19 @@ Result<LedgerEntry> ledger_of(const Store& store, InodeNumber step);
 // That a step begins, is complete or was pushed by it becomes an event (meta/tree/step_events.h).
 Result<LedgerEntry> change_ledger(Store& store, InodeNumber step, const std::function<void(LedgerEntry&)>& change);
 
+// Of the program that a process belongs to, forks of it included. Never 0.
+uint64_t program_id(const std::string& place, const Process& origin);
 // `place`: process_place(). `tool`: it is called like a program that copies.
 StepWriter writer_now(const std::string& place, const Process& process, const StoreClock& clock, bool tool = false);
 // Somebody writes, at that time; none: a process that is gone already. Does the entry say so already?
-void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer, WallTime now);
+using Ended = std::function<bool(const Process&)>;
+void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer, WallTime now,
+                 const Ended& ended = has_ended);
 bool is_noted(const LedgerEntry& entry, const std::optional<StepWriter>& writer);
+// The program `writer` wrote over, replaced or removed a file that `before` had written: they are of two runs. Whoever
+// began nearer to the one than to the other is of its run. Does that tell something new?
+bool tells_another_run(const LedgerEntry& entry, uint64_t writer, uint64_t before);
+void note_overwritten(LedgerEntry& entry, uint64_t writer, uint64_t before);
 // It was found whole in `series`. The newest change of its files is `changed`; of those that each save writes the
 // oldest is `oldest` (zero: it has none), which tells a save from a note that somebody added.
 void note_whole(LedgerEntry& entry, InodeNumber series, WallTime changed, WallTime oldest);

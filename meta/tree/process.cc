@@ -9,12 +9,15 @@
 #include <cerrno>
 #include <charconv>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "io/boot.h"
+#include "io/digest.h"
 #include "io/fd.h"
 #include "io/mutex.h"
 #include "meta/time.h"
@@ -65,6 +68,20 @@ Result<Stat> read_stat(pid_t pid) {
     if (field == kStart) std::from_chars(begin, end, stat.start);
   }
   return stat;
+}
+
+// /proc/PID/environ: "NAME=value\0..."
+Result<std::string> read_environment(pid_t pid) {
+  TRY_ASSIGN(const std::string text, io::read_file("/proc/" + std::to_string(pid) + "/environ"));
+  return '\0' + text;
+}
+
+std::optional<std::string_view> value_of(std::string_view environment, std::string_view name) {
+  const std::string start = '\0' + std::string(name) + '=';
+  const size_t at = environment.find(start);
+  if (at == environment.npos) return std::nullopt;
+  const std::string_view rest = environment.substr(at + start.size());
+  return rest.substr(0, rest.find('\0'));
 }
 
 // After the boot.
@@ -156,6 +173,24 @@ bool has_ended(const Process& process) {
   if (!stat) return stat.error().errno_value() == ENOENT || stat.error().errno_value() == ESRCH;
   const bool dead = (stat.value().state == 'Z' || stat.value().state == 'X') && stat.value().threads <= 1;
   return stat.value().start != process.start || dead;
+}
+
+uint64_t launch_id(const Process& process) {
+  // Each has the first of these, which is the rank, and the second one; all but the first are the same for all ranks.
+  static const std::array<std::vector<std::string_view>, 3> launchers{
+      {{"RANK", "MASTER_PORT", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"},
+       {"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"},
+       {"PMIX_RANK", "PMIX_NAMESPACE"}}};
+  const auto environment = read_environment(process.pid);
+  if (!environment || has_ended(process)) return 0;
+  for (const auto& names : launchers) {
+    if (!value_of(environment.value(), names[0]) || !value_of(environment.value(), names[1])) continue;
+    std::string values;
+    for (const std::string_view name : std::span(names).subspan(1))
+      values.append(name).append(value_of(environment.value(), name).value_or("")) += '\0';
+    return io::short_digest_of(values);
+  }
+  return 0;
 }
 
 std::string process_place() {

@@ -34,6 +34,10 @@ std::chrono::nanoseconds start_of(const Process& process);
 std::chrono::nanoseconds age_of(const Process& process);
 // A process that is dead counts as ended even if its parent has not asked for its end yet.
 bool has_ended(const Process& process);
+// Of the launch that started a process as one of its ranks, by its environment at its start: by torchrun, DeepSpeed's
+// launcher or accelerate, by Slurm, or by what speaks PMIx, as Open MPI. What a rank starts has it, too, and a launch
+// that came later may have the same. 0: it is none, or it cannot be told.
+uint64_t launch_id(const Process& process);
 // Where a pid means something: this boot of this machine, and this pid namespace. "BOOT-ID pid:[4026531836]".
 std::string process_place();
 

@@ -40,7 +40,8 @@ struct Attributes {
 struct NewNode {
   uint32_t mode = 0;  // with the kind; umask applied
   uint64_t rdev = 0;
-  std::string target;  // symlink
+  std::string target;   // symlink
+  uint64_t writer = 0;  // regular file: which program makes it (InodeRecord::newest_writer)
 };
 
 // An empty directory, as mkdir with 0755 makes it now.
@@ -152,6 +153,8 @@ class Tree {
   // for writing already (`others_reserve`: the sum of theirs). Forgets the blob it was saved as. Notes the writer
   // process of a rank folder.
   Result<> prepare_writing(InodeNumber inode, const Caller& caller, uint64_t others_reserve);
+  // Keeps with the file which program writes it (program_id(), meta/steps/ledger.h).
+  Result<> set_writer(InodeNumber inode, uint64_t writer);
   // ENOSPC if `bytes` allocated for this file would leave less free than the COW reserves of live swap files.
   Result<> check_room(InodeNumber inode, uint64_t bytes) const;
   // After the last close for writing: a swap file's COW reserve is counted again from its extents.

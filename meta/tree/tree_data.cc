@@ -110,6 +110,15 @@ Result<> Tree::prepare_writing(InodeNumber number, const Caller& caller, uint64_
   return try_prepare_writing(number, caller, others_reserve);
 }
 
+Result<> Tree::set_writer(InodeNumber number, uint64_t writer) {
+  Change change = begin();
+  TRY_ASSIGN(InodeRecord record, index_.inode(number));
+  record.newest_writer = writer;
+  change.batch.allow_on_full_store();  // what is written takes the place of what there is
+  change.batch.put(number, record);
+  return commit(std::move(change));
+}
+
 Result<> Tree::try_prepare_writing(InodeNumber number, const Caller& caller, uint64_t others_reserve) {
   Change change = begin();
   TRY_ASSIGN(InodeRecord record, index_.inode(number));

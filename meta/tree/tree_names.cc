@@ -42,6 +42,7 @@ InodeRecord new_record(const NewNode& node, const InodeRecord& parent, InodeNumb
   }
   record.nlink = S_ISDIR(node.mode) ? 2 : 1;
   record.rdev = node.rdev;
+  record.newest_writer = node.writer;
   record.target = node.target;
   record.size = node.target.size();
   record.parent = parent_number;

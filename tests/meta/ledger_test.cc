@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 
 #include "io/fault.h"
 #include "tests/meta/scratch_store.h"
@@ -187,6 +188,11 @@ TEST_F(LedgerTest, IsKeptWithTheStep) {
   note_whole(entry, kSeries, WallTime(-5s), {});
   for (const bool command : {false, true})
     note_writer(entry, StepWriter{process_place(), {10, 8}, 4s, command}, kLater);
+  StepWriter other{process_place(), {11, 8}, 5s};
+  other.program = 5;
+  other.launch = 6;
+  other.run = 7;
+  entry.writers.push_back(other);
   note_writer(entry, std::nullopt, WallTime(-6s));
   entry.seen = SeenStep{7, WallTime(1s), 2s, WallTime(3s), 4s};
   ASSERT_TRUE(change_ledger(*store_, step, [&entry](LedgerEntry& known) { known = entry; }));
@@ -251,6 +257,83 @@ TEST_F(LedgerTest, WhoHasJustBegunIsACommand) {
   EXPECT_TRUE(writer_now(kHere, find_process(child).process, clock).is_command);
   ASSERT_EQ(::kill(child, SIGKILL), 0);
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+}
+
+// The first one is program 1. They begin at these times, in seconds.
+std::vector<StepWriter> writers_that_began(std::initializer_list<int> times, uint64_t launch = 0) {
+  std::vector<StepWriter> writers;
+  for (const int time : times) {
+    const uint64_t number = writers.size() + 1;
+    writers.push_back({kHere, {static_cast<pid_t>(number), 10}, std::chrono::seconds(time)});
+    writers.back().program = number;
+    writers.back().launch = launch;
+  }
+  return writers;
+}
+
+using Runs = std::vector<unsigned>;
+
+Runs runs_of(const LedgerEntry& entry) {
+  Runs runs;
+  for (const StepWriter& one : entry.writers) runs.push_back(one.run);
+  return runs;
+}
+
+void note_all(LedgerEntry& entry, std::span<const StepWriter> writers) {
+  for (const StepWriter& one : writers) note_writer(entry, one, kLater, [](const Process&) { return true; });
+}
+
+TEST(Runs, ThoseThatWriteTheSameFileAreOfTwo) {
+  const auto all = writers_that_began({10, 11, 50, 51, 12, 52, 200});
+  LedgerEntry entry;
+  note_all(entry, std::span(all).first(4));
+  EXPECT_EQ(runs_of(entry), (Runs{0, 0, 0, 0})) << "ranks of one run, as far as anybody knows";
+  EXPECT_TRUE(tells_another_run(entry, 4, 1));
+  note_overwritten(entry, 4, 1);
+  EXPECT_EQ(runs_of(entry), (Runs{0, 0, 1, 1})) << "who began with it is of its run";
+  EXPECT_FALSE(tells_another_run(entry, 3, 2));
+  note_overwritten(entry, 3, 2);
+  EXPECT_EQ(runs_of(entry), (Runs{0, 0, 1, 1})) << "that is known";
+  note_all(entry, std::span(all).subspan(4));
+  EXPECT_EQ(runs_of(entry), (Runs{0, 0, 1, 1, 0, 1, 2})) << "they began with these, the last one with none";
+  note_overwritten(entry, 6, 4);
+  EXPECT_EQ(runs_of(entry), (Runs{0, 0, 1, 1, 0, 3, 2})) << "there are more";
+  note_whole(entry, kSeries, WallTime(10s), {});
+  note_all(entry, std::span(all).subspan(2, 1));
+  EXPECT_EQ(runs_of(entry), Runs{1}) << "what is known stays known";
+}
+
+TEST(Runs, WhoTellsNothing) {
+  auto all = writers_that_began({10, 10, 9, 10});
+  all[2].is_command = true;
+  all[3].program = all[0].program;
+  LedgerEntry entry;
+  note_all(entry, all);
+  const LedgerEntry before = entry;
+  for (const uint64_t program : {0, 1, 3, 77}) note_overwritten(entry, 1, program);
+  note_overwritten(entry, 3, 1);
+  EXPECT_EQ(entry, before) << "itself, a command, and who is not known";
+  note_overwritten(entry, 1, 2);
+  EXPECT_EQ(runs_of(entry), (Runs{1, 0, 0, 1})) << "they began at once; a fork is of its program";
+}
+
+TEST(Runs, LaunchesTell) {
+  const auto first = writers_that_began({10, 11}, 7), second = writers_that_began({12, 13, 14, 500, 900}, 8);
+  LedgerEntry entry;
+  note_all(entry, first);
+  const auto note = [&entry](StepWriter one, bool ended) {
+    one.process.pid += 100;
+    one.program += 100;
+    note_writer(entry, one, kLater, [ended](const Process&) { return ended; });
+  };
+  for (const size_t at : {0, 1, 2}) note(second[at], true);
+  EXPECT_EQ(runs_of(entry), (Runs{0, 0, 1, 1, 1})) << "two launches are two runs";
+  note_overwritten(entry, 102, 101);
+  EXPECT_EQ(runs_of(entry), (Runs{0, 0, 1, 1, 1})) << "ranks of one launch may write the same files";
+  note(second[3], false);
+  EXPECT_EQ(runs_of(entry).back(), 1U) << "a rank that lives has started it";
+  note(second[4], true);
+  EXPECT_EQ(runs_of(entry).back(), 2U) << "the launch has the port of one that has ended";
 }
 
 TEST(Ledger, TooManyWritersAreUnseen) {

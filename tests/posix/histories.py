@@ -16,7 +16,8 @@ from history_checks import HistoryChecks
 from history_model import MAYBE, NO, THINNED, YES, Step, Training, number_of
 from hugging import safetensors
 from mounting import CKPTFS, run
-from savers import KINDS, exported, is_note, is_of_state, perform, synchronize
+from save_worker import perform
+from savers import KINDS, exported, is_note, is_of_state, synchronize
 from viewing import torch_file
 
 RULES = (  # recipes of docs/rotation.md; those with a metric or with weights are for a Trainer's steps
@@ -125,7 +126,7 @@ class History(HistoryChecks):
         if not step:
             return
         was = step.whole
-        self.apply(step, folder, operations, done, error)
+        self.apply(training, step, folder, operations, done, error)
         if error and done == 0:
             return
         step.touched = self.now
@@ -151,9 +152,11 @@ class History(HistoryChecks):
         else:
             self.end_save(training, step, loss)
 
-    def apply(self, step, folder, operations, done, error):
+    def apply(self, training, step, folder, operations, done, error):
         for at, (what, path, *data) in enumerate(operations[: done + bool(error)]):
             name = str(path.relative_to(folder))
+            if what != "mkdir":
+                step.authors[name] = training
             if what == "half" or at == done:
                 step.files.pop(name, None)
             elif what != "mkdir":
@@ -161,7 +164,8 @@ class History(HistoryChecks):
 
     def end_save(self, training, step, loss):
         training.pending = None
-        step.whole, step.saved, step.loss, step.full, step.mixed = YES, self.now, loss, True, False
+        step.whole, step.saved, step.loss, step.full = YES, self.now, loss, True
+        step.mixed = step.of_turns = False
         step.files = {name: data for name, data in step.files.items() if name in training.names}
         training.saves = [one for one in training.saves if one is not step] + [step]
         if self.prefix == "global_step" and self.dice.random() < 0.7:
@@ -189,12 +193,15 @@ class History(HistoryChecks):
         if error or step.gone or step.writer is not training:
             self.note(f"which others wrote to, or which went: {outcome}")
             training.pending = None
-            step.whole, step.odd, step.touched = (MAYBE, True, self.now) if not error else (NO, True, self.now)
+            step.odd, step.touched = True, self.now
             step.loss = loss if step.loss is None and not error else step.loss  # its trainer_state.json came last
-            self.apply(step, folder, operations, done, error)
+            self.apply(training, step, folder, operations, done, error)
+            authors = {step.authors[name] for name in step.files if not is_note(name)}
+            step.of_turns = bool(self.rules) and len(authors) > 1
+            step.whole = NO if error or step.of_turns else MAYBE
             self.step_at(folder)
             return
-        self.apply(step, folder, operations, done, error)
+        self.apply(training, step, folder, operations, done, error)
         step.touched = self.now
         self.end_save(training, step, loss)
 
@@ -395,7 +402,8 @@ class History(HistoryChecks):
                 # to the file that was there before.
                 if training.pending and training.pending[0] is step:
                     training.pending = None
-            step.odd, step.mixed, step.alone = step.odd or step.whole != YES, False, False
+            step.odd, step.alone = step.odd or step.whole != YES, False
+            step.mixed = step.of_turns = False
             step.whole = step.whole if step.whole == YES else MAYBE  # so the user says
 
     def thin(self):

@@ -120,7 +120,7 @@ class HistoryChecks:
                 true(got.get(name) in (tensor, as_bf16(tensor)), f"{step.name}: {name} of the thinned step: {got}")
 
     def judge_mixture(self, step):
-        if step.mixed:
+        if step.mixed or step.of_turns:
             with contextlib.suppress(FileNotFoundError):
                 state = self.mount.ask(self.series / step.name, "state")
                 true(state not in ("complete", "weights"), f"{step.name}: it is of two saves, and called {state}")

@@ -12,6 +12,7 @@ class Step:
     def __init__(self, inode, name):
         self.inode, self.name = inode, name
         self.files = {}
+        self.authors = {}  # the training that wrote each of them last
         self.whole, self.was_whole = NO, NO
         self.full, self.was_full = True, True  # else it was thinned
         self.saved = self.touched = 0  # acts: when it became whole; when anything happened to it
@@ -26,6 +27,7 @@ class Step:
         self.writers = set()
         self.layouts = set()  # the files of its saves
         self.mixed = False  # of two saves: of the second one, by another run, only the beginning is there
+        self.of_turns = False  # two trainings wrote it by turns
 
     def is_whole(self):  # at the last look, or now
         return YES in (self.whole, self.was_whole) or MAYBE in (self.whole, self.was_whole)

@@ -1,13 +1,13 @@
 """Processes that save steps as trainings do, when they are told to, and what they write."""
 
-import contextlib
-import ctypes
 import json
 import os
+import pathlib
 import pickle
-import signal
 import socket
 import struct
+import subprocess
+import sys
 import time
 
 from checking import read, write
@@ -16,43 +16,19 @@ from mounting import KIB
 from viewing import sample_of, torch_file
 
 OLD = 2.2  # seconds: a process that is younger when it writes is a command (meta/steps/ledger.cc)
-DEATH_SIGNAL = 1  # of prctl
+PROGRAM = (sys.executable, "-S", "-E", pathlib.Path(__file__).with_name("save_worker.py"))
 
 
 class Worker:
-    """A process that writes what it is told, and dies with this one."""
+    """A program of its own, no fork of this one, that writes what it is told. It ends with this one."""
 
     def __init__(self):
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.file = self.socket.makefile("rwb")
         self.born = time.monotonic()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
-                self.file = theirs.makefile("rwb")
-                self.serve()
-            finally:
-                os._exit(0)
+        self.process = subprocess.Popen((*PROGRAM, str(theirs.fileno())), pass_fds=[theirs.fileno()])
+        self.pid = self.process.pid
         theirs.close()
-
-    def serve(self):
-        files = {}
-        while True:
-            done, error = 0, None
-            for one in pickle.load(self.file):
-                try:
-                    perform(files, *one)
-                except OSError as problem:
-                    error = problem.errno
-                    break
-                done += 1
-            if error:  # a training that gets an error closes its files
-                for file in files.values():
-                    with contextlib.suppress(OSError):
-                        os.close(file)
-                files.clear()
-            self.tell((done, error))
 
     def tell(self, what):
         pickle.dump(what, self.file)
@@ -68,31 +44,11 @@ class Worker:
 
     def kill(self):
         if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+            self.process.kill()
+            self.process.wait()
             self.file.close()
             self.socket.close()
         self.pid = 0
-
-
-def perform(files, what, path, data=b""):
-    if what == "mkdir":
-        os.makedirs(path, exist_ok=True)
-    elif what == "write":
-        write(path, data)
-    elif what == "replace":  # as safetensors writes
-        temporary = os.path.join(os.path.dirname(path), ".tmp" + os.path.basename(path)[:6])
-        write(temporary, data)
-        os.rename(temporary, path)
-    elif what == "half":
-        files[path] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.write(files[path], data[: len(data) // 2])
-    elif what == "rest":
-        file = files.pop(path)
-        try:
-            os.write(file, data[len(data) // 2 :])
-        finally:
-            os.close(file)
 
 
 class Pool:

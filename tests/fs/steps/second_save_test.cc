@@ -53,6 +53,28 @@ TEST(SecondSave, WithAClockThatWasSetBack) {
   EXPECT_EQ(judge(true).completeness, Completeness::unknown);
 }
 
+TEST(SecondSave, IsOfOneRun) {
+  const auto writer = [](pid_t pid, unsigned run, bool is_command = false) {
+    meta::StepWriter one{"boot pid:[1]", {pid, 10}, {}, is_command};
+    one.program = static_cast<uint64_t>(pid);
+    one.run = run;
+    return one;
+  };
+  const meta::LedgerEntry ledger{.writers = {writer(1, 0), writer(2, 0), writer(3, 0, true)}, .savers = {writer(4, 1)}};
+  const auto judge = [&](const std::vector<uint64_t>& programs, Completeness own = Completeness::complete) {
+    SaveTimes times;
+    for (const uint64_t program : programs) times.writers[program] = "model.safetensors";
+    return heed_second_save(times, ledger, {own, {}});
+  };
+  for (const auto& programs : {std::vector<uint64_t>{0, 77}, {0, 1, 2, 3}, {3, 4}})
+    EXPECT_EQ(judge(programs).completeness, Completeness::complete);
+  EXPECT_EQ(judge({2, 4}).completeness, Completeness::unknown);
+  EXPECT_TRUE(judge({2, 4}).reason.starts_with(
+      "process 2 wrote model.safetensors, and process 4 wrote model.safetensors, of another run"));
+  EXPECT_EQ(judge({2, 4}, Completeness::weights).completeness, Completeness::unknown);
+  EXPECT_EQ(judge({2, 4}, Completeness::incomplete).completeness, Completeness::incomplete);
+}
+
 TEST(SecondSave, MakesNothingBetter) {
   for (const auto own : {Completeness::incomplete, Completeness::unknown, Completeness::weights})
     EXPECT_EQ(judge(20, 8, true, own), own);

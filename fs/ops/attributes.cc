@@ -59,7 +59,7 @@ Result<meta::Attributes> set_attributes(Filesystem& fs, meta::InodeNumber inode,
       return truncated.error();
     }
     fs.files.changes(inode);  // for opens that came meanwhile
-    fs.writers.note_written(inode, caller);
+    fs.writers.note_written(inode, caller, true);
     if (wanted.st_size == 0) fs.write_errors.clear(inode);
   }
   meta::AttributeChange change = requested_change(wanted, valid);

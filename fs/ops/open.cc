@@ -144,9 +144,9 @@ Result<std::unique_ptr<Handle>> open_file(Filesystem& fs, meta::InodeNumber inod
   if (fs.tree.is_damaged(inode)) return Error(EIO, "damaged: its blob is missing or short (see `ckptfs status`)");
   if (writing) {
     TRY(fs.tree.prepare_writing(inode, caller, fs.cow_reserve_of_others(inode)));
-    // Whoever is refused has written nothing, nor has, as yet, who may only read what is there.
+    // A refused open wrote nothing. An O_RDWR open may only read.
     const bool writes = empty_name || (info.flags & O_ACCMODE) == O_WRONLY;
-    writes ? fs.writers.note_written(inode, caller) : fs.writers.note(record.parent, caller);
+    writes ? fs.writers.note_written(inode, caller, empty_name.has_value()) : fs.writers.note(record.parent, caller);
   }
   if ((info.flags & O_TRUNC) != 0) {
     fs.files.changes(inode);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <iterator>
-#include <utility>
 
 #include <fmt/format.h>
 
@@ -17,6 +16,8 @@ namespace {
 
 using meta::formats::Completeness;
 using meta::formats::CompletenessJudgement;
+
+constexpr const char* kSayWhole = "`setfattr -n user.ckptfs.whole -v 1 STEP` says that they are not";
 
 // The file of that path in the step; 0: there is none. It may be empty, as what `touch` makes.
 Result<meta::InodeNumber> find_file(const meta::Tree& tree, meta::InodeNumber step, std::string_view path) {
@@ -85,11 +86,8 @@ std::string why_of_two_runs(const SaveTimes& times, const meta::LedgerEntry& led
     if (writer != nullptr) runs.emplace(writer->run, fmt::format("process {} wrote {}", writer->process.pid, path));
   }
   if (runs.size() < 2) return {};
-  return fmt::format(
-      "{}, and {}, of another run: they may be of two saves; save the step once more, or `setfattr -n "
-      "user.ckptfs.whole "
-      "-v 1 STEP` says that they are not",
-      runs.begin()->second, std::next(runs.begin())->second);
+  return fmt::format("{}, and {}, of another run: they may be of two saves; {}", runs.begin()->second,
+                     std::next(runs.begin())->second, kSayWhole);
 }
 
 }  // namespace
@@ -144,12 +142,10 @@ Result<CompletenessJudgement> heed_declared(const meta::Store& store, meta::Inod
 SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::StepNames& names) {
   SaveTimes times;
   meta::WallTime others;
-  std::map<uint64_t, std::string> writers_of_others;
   for (size_t at = 0; at < files.list().size(); ++at) {
     const std::string& path = files.list()[at].path;
     if (files.made()[at].frozen) continue;
     const meta::WallTime written = meta::wall_time(files.made()[at].ctime);
-    const uint64_t writer = files.made()[at].writer;
     times.newest = std::max(times.newest, written);
     const bool is_first = meta::formats::is_written_first(names, path);
     const bool is_checkpoint_file = meta::formats::is_checkpoint_file(names, path);
@@ -157,11 +153,8 @@ SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::St
       times.first_written = path;
       times.first_written_at = written;
     }
-    if (is_first || is_checkpoint_file) times.writers.emplace(writer, path);
-    if (!meta::formats::is_note(path)) {
-      others = std::max(others, written);
-      writers_of_others.emplace(writer, path);
-    }
+    if (is_first || is_checkpoint_file) times.writers.emplace(files.made()[at].writer, path);
+    if (!meta::formats::is_note(path)) others = std::max(others, written);
     if (!is_checkpoint_file) continue;
     times.saved_at = std::max(times.saved_at, written);
     if (times.oldest.empty() || written < times.oldest_at) {
@@ -169,29 +162,26 @@ SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::St
       times.oldest_at = written;
     }
   }
-  if (!times.oldest.empty()) return times;
-  times.saved_at = others;
-  times.writers = std::move(writers_of_others);
+  if (times.oldest.empty()) times.saved_at = others;
   return times;
 }
 
 CompletenessJudgement heed_second_save(const SaveTimes& times, const meta::LedgerEntry& ledger,
                                        meta::formats::CompletenessJudgement judgement) {
-  if (meta::formats::is_whole(judgement.completeness)) {
-    if (const std::string why = why_of_two_runs(times, ledger); !why.empty()) return an_unknown_one(why);
-  }
   const bool begun = !times.first_written.empty() && times.first_written_at > ledger.whole;
   const bool ended = times.oldest.empty() || times.oldest_at > ledger.whole;
-  const bool complete = judgement.completeness == Completeness::complete;
-  if (!complete || !ledger.is_written_again()) return judgement;
+  if (begun && meta::formats::is_whole(judgement.completeness)) {
+    if (const std::string why = why_of_two_runs(times, ledger); !why.empty()) return an_unknown_one(why);
+  }
+  if (judgement.completeness != Completeness::complete || !ledger.is_written_again()) return judgement;
   if (ledger.is_set_back()) {
-    return {Completeness::unknown,
-            "another run wrote to it after it had been whole, and the clock had been set back: "
-            "its files may be of two saves; `setfattr -n user.ckptfs.whole -v 1 STEP` says that they are not"};
+    return an_unknown_one(std::string("another run wrote to it after it had been whole, and the clock had been set "
+                                      "back: its files may be of two saves; ") +
+                          kSayWhole);
   }
   if (!begun || ended) return judgement;
-  return {Completeness::unknown, times.first_written + " was written again after the step had been whole, and " +
-                                     times.oldest + " was not: they may be of two saves"};
+  return an_unknown_one(times.first_written + " was written again after the step had been whole, and " + times.oldest +
+                        " was not: they may be of two saves");
 }
 
 Result<CompletenessJudgement> heed_symlinks(const meta::Tree& tree, meta::InodeNumber step,

@@ -5,8 +5,8 @@
 //     and is written again by another run is whole again once each file that a save writes is newer. The kernel's times
 //     of the files tell that, not their dates, which anybody may set. If the wall clock was set back between the two
 //     saves, nothing tells it.
-//   - *Of two runs*: two that write one step by turns, new or old. Whatever the clocks say, who wrote its files last
-//   tells.
+//   - *Of two runs*: two trainings wrote it in turns, new or old. The last writers of its files show that, whatever the
+//     clocks say.
 //   - *With symlinks*: they may lead to what it lacks.
 //
 // Stateless.
@@ -57,8 +57,7 @@ struct SaveTimes {
   meta::WallTime saved_at;
   std::string oldest;  // of those that each save writes
   meta::WallTime oldest_at;
-  // The programs (meta::program_id) that wrote last what a save writes, and one of the files of each. As with saved_at,
-  // of all that are no notes, if the layout tells none.
+  // The programs (meta::program_id) that wrote last what a save writes, first or otherwise, and one file of each.
   std::map<uint64_t, std::string> writers;
 };
 SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::StepNames& names);

@@ -73,9 +73,9 @@ void StepWriters::note(meta::InodeNumber folder, const meta::Caller& caller) {
   if (const auto noted = try_note(folder, caller); !noted) warn(folder, noted.error());
 }
 
-void StepWriters::note_written(meta::InodeNumber file, const meta::Caller& caller) {
+void StepWriters::note_written(meta::InodeNumber file, const meta::Caller& caller, bool empties) {
   if (!watches_) return;
-  if (const auto noted = try_note_written(file, caller); !noted) warn(file, noted.error());
+  if (const auto noted = try_note_written(file, caller, empties); !noted) warn(file, noted.error());
 }
 
 void StepWriters::note_lost(meta::InodeNumber folder, const std::string& name, meta::InodeNumber lost,
@@ -87,7 +87,7 @@ void StepWriters::note_lost(meta::InodeNumber folder, const std::string& name, m
 uint64_t StepWriters::program_of(const meta::Caller& caller) const {
   if (!watches_) return 0;
   const meta::FoundProcess found = meta::find_process(caller.pid);
-  return found.gone ? 0 : meta::program_id(here_, origin_of(found));
+  return found.gone || found.process.pid == 0 ? 0 : meta::program_id(here_, origin_of(found));
 }
 
 void StepWriters::warn(meta::InodeNumber folder, const Error& error) const {
@@ -117,7 +117,7 @@ Result<StepWriters::Noted> StepWriters::try_note(meta::InodeNumber folder, const
   if (writer) {
     writer = meta::writer_now(here_, process, clock, is_one_of(kCopyingTools, process));
     writer->program = noted.program;
-    writer->launch = meta::launch_id(process);
+    writer->launch = meta::launch_of(process);
   }
   TRY(clock.note(store_.index()));  // what begins after the next boot is later
   const auto note = [&](meta::LedgerEntry& one) { meta::note_writer(one, writer, meta::wall_time(meta::now())); };
@@ -131,11 +131,14 @@ Result<StepWriters::Noted> StepWriters::try_note(meta::InodeNumber folder, const
   return noted;
 }
 
-// That there are two runs is noted first. A daemon that is killed in between leaves a doubt, no false certainty.
-Result<> StepWriters::try_note_written(meta::InodeNumber file, const meta::Caller& caller) {
+// That there are two runs is noted before the file is said to be of the second one. So a daemon that is killed in
+// between leaves a doubt, no false certainty.
+Result<> StepWriters::try_note_written(meta::InodeNumber file, const meta::Caller& caller, bool empties) {
   TRY_ASSIGN(meta::InodeRecord record, tree_.inode(file));
   TRY_ASSIGN(const Noted noted, try_note(record.parent, caller));
   if (noted.program == 0 || record.newest_writer == noted.program) return success();
+  TRY_ASSIGN(const bool takes_over, empties ? Result<bool>(true) : is_training(noted));
+  if (!takes_over) return success();
   const io::MutexLock noting(noting_);  // two may write to it at once
   TRY_SET(record, tree_.inode(file));
   TRY(note_overwritten(noted, record.parent, record.name, record.newest_writer));
@@ -155,10 +158,20 @@ Result<> StepWriters::try_note_lost(meta::InodeNumber folder, const std::string&
 // Who writes notes does not matter.
 Result<> StepWriters::note_overwritten(const Noted& noted, meta::InodeNumber folder, const std::string& name,
                                        uint64_t before) {
-  if (before == 0 || !tells_another_run(noted, before)) return success();
+  if (!tells_another_run(noted, before)) return success();
   if (meta::formats::kind_of(path_in(noted.step, folder, name)).role == meta::formats::FileRole::note) return success();
   TRY(change(noted.step, [&](meta::LedgerEntry& known) { meta::note_overwritten(known, noted.program, before); }));
   return success();
+}
+
+Result<bool> StepWriters::is_training(const Noted& noted) const {
+  {
+    const io::MutexLock lock(mutex_);
+    if (const auto known = known_.find(noted.step); known != known_.end())
+      return known->second.writer_of(noted.program) != nullptr;
+  }
+  TRY_ASSIGN(const auto entry, meta::ledger_of(store_, noted.step));
+  return entry.writer_of(noted.program) != nullptr;
 }
 
 // True where it is not known at once, too.

@@ -46,11 +46,13 @@ class StepWriters {
 
   // Somebody makes or removes something in `folder`, or has just made it. Quick where no series is watched.
   void note(meta::InodeNumber folder, const meta::Caller& caller);
-  // Likewise. Somebody has made the file, empties it, opens it for nothing but writing, or has set its size.
-  void note_written(meta::InodeNumber file, const meta::Caller& caller);
+  // Likewise. Somebody has made the file, empties it or sets its size; or opens it for nothing but writing. What opens
+  // it so and writes nothing, as touch, is a command.
+  void note_written(meta::InodeNumber file, const meta::Caller& caller, bool empties);
   // Likewise. Somebody has removed or replaced what had this name in `folder`. `lost` is still in the index.
   void note_lost(meta::InodeNumber folder, const std::string& name, meta::InodeNumber lost, const meta::Caller& caller);
-  // What a file that this caller makes is to keep of him (NewNode::writer). 0: it has ended, or no series is watched.
+  // What a file that this caller makes is to keep of him (NewNode::writer). 0: it has ended, cannot be seen, or no
+  // series is watched.
   uint64_t program_of(const meta::Caller& caller) const;
   // Something has a new name, so that what names told may be wrong.
   void names_changed();
@@ -74,7 +76,8 @@ class StepWriters {
     uint64_t program = 0;        // 0: it has ended
   };
   Result<Noted> try_note(meta::InodeNumber folder, const meta::Caller& caller);
-  Result<> try_note_written(meta::InodeNumber file, const meta::Caller& caller);
+  Result<> try_note_written(meta::InodeNumber file, const meta::Caller& caller, bool empties);
+  Result<bool> is_training(const Noted& noted) const;
   Result<> try_note_lost(meta::InodeNumber folder, const std::string& name, meta::InodeNumber lost,
                          const meta::Caller& caller);
   bool tells_another_run(const Noted& noted, uint64_t before) const;

@@ -22,12 +22,13 @@ WallTime wall_of(int64_t count) { return WallTime(std::chrono::nanoseconds(count
 // A line for each fact: "unfinished run|commands", "again TIME" (by a run, whether it is unfinished or not), "named",
 // "saved SERIES", "saves COUNT", "pushed NAME", "whole TIME", "newest TIME", "seen SERIES CHANGED CHANGED_AT COMPLETED
 // COMPLETED_AT", "run|command|saver BOOT-ID pid:[4026531836] PID START BEGAN SINCE RUN
-// PROGRAM LAUNCH".
+// PROGRAM LAUNCHER LAUNCH RANK".
 std::string encode_ledger(const LedgerEntry& entry) {
   std::ostringstream text;
   const auto put = [&text](const char* fact, const StepWriter& one) {
     text << fact << ' ' << one.place << ' ' << one.process.pid << ' ' << one.process.start << ' ' << one.began.count()
-         << ' ' << count_of(one.since) << ' ' << one.run << ' ' << one.program << ' ' << one.launch << '\n';
+         << ' ' << count_of(one.since) << ' ' << one.run << ' ' << one.program << ' ' << one.launch.launcher << ' '
+         << one.launch.id << ' ' << one.launch.rank << '\n';
   };
   if (entry.unfinished) text << "unfinished " << (entry.by_run ? "run" : "commands") << '\n';
   if (entry.by_run) text << "again " << count_of(entry.again) << '\n';
@@ -81,7 +82,8 @@ bool decode_line(std::istream& line, LedgerEntry& entry) {
     writer.began = StoreTime(first);
     if (!line.eof()) line >> second;  // older entries end here
     writer.since = wall_of(second);
-    if (!line.eof()) line >> writer.run >> writer.program >> writer.launch;
+    if (!line.eof())
+      line >> writer.run >> writer.program >> writer.launch.launcher >> writer.launch.id >> writer.launch.rank;
   }
   return !line.fail();
 }
@@ -115,7 +117,7 @@ std::chrono::nanoseconds distance(const StepWriter& one, const StepWriter& other
 
 // The programs that train and have written to the step, as far as they are kept; some twice.
 template <typename Entry>
-auto runs_of(Entry& entry) {
+auto training_writers(Entry& entry) {
   std::vector<std::conditional_t<std::is_const_v<Entry>, const StepWriter*, StepWriter*>> found;
   for (auto* const list : {&entry.savers, &entry.writers}) {
     for (auto& one : *list) {
@@ -127,36 +129,37 @@ auto runs_of(Entry& entry) {
 
 unsigned new_run(const LedgerEntry& entry) {
   unsigned newest = 0;
-  for (const StepWriter* const one : runs_of(entry)) newest = std::max(newest, one->run);
+  for (const StepWriter* const one : training_writers(entry)) newest = std::max(newest, one->run);
   return newest + 1;
 }
 
-constexpr std::chrono::minutes kOneLaunch{1};  // for so long all processes of a launch begin
-
-// A launch that began long after another one may have the same id, if that one has ended. What a rank starts has it,
-// too.
+// A launch that began later than another one may have the same id, if that one has ended.
 bool are_of_one_launch(const StepWriter& known, const StepWriter& fresh, const Ended& ended) {
-  if (known.launch == 0 || known.launch != fresh.launch) return false;
-  return distance(known, fresh) <= kOneLaunch || (known.place == fresh.place && !ended(known.process));
+  constexpr std::chrono::seconds kLaunch{10};  // for so long all ranks of a launch begin
+  if (known.launch.launcher == 0 || known.launch.launcher != fresh.launch.launcher) return false;
+  const bool lives = known.place == fresh.place && !ended(known.process);
+  return known.launch.id == fresh.launch.id && (lives || distance(known, fresh) <= kLaunch);
 }
 
-// Of who is new, its program tells, then its launch: of two launches they are of two runs. Else the ranks of a run
-// begin one after the other. Who began long after all others is of their run only as long as there is but one.
+// A new writer joins the run of its program, else of its launch. One of another launch begins a new run. Without a
+// launch it joins the run of the writer that began nearest. If there are several runs, that must be within a minute.
 unsigned likely_run(const LedgerEntry& entry, const StepWriter& fresh, const Ended& ended) {
-  const auto runs = runs_of(entry);
-  const auto find = [&](const auto& is_of_it) {
-    const auto found = std::ranges::find_if(runs, [&](const StepWriter* one) { return is_of_it(*one); });
-    return found == runs.end() ? nullptr : *found;
+  constexpr std::chrono::minutes kNear{1};
+  const auto writers = training_writers(entry);
+  const auto find = [&](const auto& is_it) {
+    const auto found = std::ranges::find_if(writers, [&](const StepWriter* one) { return is_it(*one); });
+    return found == writers.end() ? nullptr : *found;
   };
   const StepWriter* same = find([&](const StepWriter& one) { return one.is_program(fresh.program); });
   if (same == nullptr) same = find([&](const StepWriter& one) { return are_of_one_launch(one, fresh, ended); });
   if (same != nullptr) return same->run;
-  const bool of_two_launches = fresh.launch != 0 && find([](const StepWriter& one) { return one.launch != 0; });
-  if (of_two_launches) return new_run(entry);
-  const auto nearest = std::ranges::min_element(runs, {}, [&](const auto* one) { return distance(*one, fresh); });
-  if (nearest == runs.end()) return 0;
-  const bool is_one = find([](const StepWriter& one) { return one.run != 0; }) == nullptr;
-  return is_one || distance(**nearest, fresh) <= kOneLaunch ? (*nearest)->run : new_run(entry);
+  const unsigned launcher = fresh.launch.launcher;
+  if (launcher != 0 && find([=](const StepWriter& one) { return one.launch.launcher == launcher; }) != nullptr)
+    return new_run(entry);
+  const auto nearest = std::ranges::min_element(writers, {}, [&](const auto* one) { return distance(*one, fresh); });
+  if (nearest == writers.end()) return 0;
+  const bool undivided = find([](const StepWriter& one) { return one.run != 0; }) == nullptr;
+  return undivided || distance(**nearest, fresh) <= kNear ? (*nearest)->run : new_run(entry);
 }
 
 // When the step became complete, by the store's clock. Never 0, which means that it is not complete.
@@ -180,7 +183,7 @@ void note_events(Tree::Change& change, InodeNumber step, const InodeRecord& reco
 }  // namespace
 
 const StepWriter* LedgerEntry::writer_of(uint64_t program) const {
-  const auto runs = runs_of(*this);
+  const auto runs = training_writers(*this);
   const auto found = std::ranges::find_if(runs, [program](const auto* one) { return one->is_program(program); });
   return found == runs.end() ? nullptr : *found;
 }
@@ -242,18 +245,21 @@ void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer, Wa
 }
 
 bool tells_another_run(const LedgerEntry& entry, uint64_t writer, uint64_t before) {
-  if (writer == before || before == 0) return false;
+  if (writer == before) return false;
   const StepWriter *const one = entry.writer_of(writer), *const other = entry.writer_of(before);
-  return one != nullptr && other != nullptr && one->run == other->run &&
-         (one->launch == 0 || one->launch != other->launch);
+  if (one == nullptr || other == nullptr || one->run != other->run) return false;
+  const bool are_ranks = one->launch.launcher != 0 && one->launch.launcher == other->launch.launcher &&
+                         one->launch.id == other->launch.id && one->launch.rank != other->launch.rank;
+  return !are_ranks;
 }
 
 void note_overwritten(LedgerEntry& entry, uint64_t writer, uint64_t before) {
   if (!tells_another_run(entry, writer, before)) return;
   const StepWriter one = *entry.writer_of(writer), other = *entry.writer_of(before);
   const unsigned run = new_run(entry);
-  for (StepWriter* const known : runs_of(entry)) {
-    const bool nearer = distance(*known, one) < distance(*known, other);
+  for (StepWriter* const known : training_writers(entry)) {
+    const StepWriter& first = known->program == 0 ? *known : *entry.writer_of(known->program);  // forks began later
+    const bool nearer = distance(first, one) < distance(first, other);
     const bool moves = known->is_program(writer) || (nearer && !known->is_program(before));
     if (known->run == other.run && moves) known->run = run;
   }

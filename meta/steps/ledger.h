@@ -39,8 +39,8 @@ struct StepWriter {
   bool is_command = false;
   WallTime since{};      // when it first wrote, by the wall clock; zero: nobody knows
   uint64_t program = 0;  // program_id(); 0: it is not known
-  uint64_t launch = 0;   // launch_id()
-  unsigned run = 0;      // those of two numbers are of two runs
+  Launch launch{};
+  unsigned run = 0;  // those of two numbers are of two runs
   bool operator==(const StepWriter&) const = default;
   // A process that cannot be seen from here is none.
   bool is_run() const { return process.pid != 0 && !is_command; }

@@ -25,6 +25,8 @@
 namespace ckptfs::meta {
 namespace {
 
+using namespace std::string_literals;
+
 struct Status {
   pid_t pid = 0;
   uint32_t uid = 0;
@@ -100,11 +102,18 @@ bool run_the_same_program(pid_t one, pid_t other) {
   return program && program == program_of(other);
 }
 
+// As Python's multiprocessing starts it where it does not fork, or its server that forks.
+bool is_spawned(pid_t pid) {
+  const auto words = io::read_file("/proc/" + std::to_string(pid) + "/cmdline");
+  const auto has = [&words](const std::string& one) { return words.value().find(one) != std::string::npos; };
+  return words && (has("\0--multiprocessing-fork"s) || has("multiprocessing.forkserver import main"));
+}
+
 // An orphan has another parent, which as a rule runs another program. A server's fork that became another user works
 // for that user.
 Process find_origin(Process process, uint32_t uid, Stat stat) {
   constexpr uint64_t kForkedWithoutExec = 0x40;  // PF_FORKNOEXEC of linux/sched.h
-  for (int most = 8; most > 0 && (stat.flags & kForkedWithoutExec) != 0; --most) {
+  for (int most = 8; most > 0 && ((stat.flags & kForkedWithoutExec) != 0 || is_spawned(process.pid)); --most) {
     const auto parent = read_stat(stat.parent);
     const auto status = read_status(stat.parent);
     if (!parent || !status || status.value().uid != uid || !run_the_same_program(process.pid, stat.parent)) break;
@@ -175,22 +184,24 @@ bool has_ended(const Process& process) {
   return stat.value().start != process.start || dead;
 }
 
-uint64_t launch_id(const Process& process) {
-  // Each has the first of these, which is the rank, and the second one; all but the first are the same for all ranks.
+Launch launch_of(const Process& process) {
+  // The first two of each must be there. The first one is the rank, all others are the same for all ranks.
   static const std::array<std::vector<std::string_view>, 3> launchers{
       {{"RANK", "MASTER_PORT", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"},
        {"SLURM_PROCID", "SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_RESTART_COUNT"},
        {"PMIX_RANK", "PMIX_NAMESPACE"}}};
   const auto environment = read_environment(process.pid);
-  if (!environment || has_ended(process)) return 0;
-  for (const auto& names : launchers) {
-    if (!value_of(environment.value(), names[0]) || !value_of(environment.value(), names[1])) continue;
+  if (!environment || has_ended(process)) return {};
+  for (unsigned at = 0; at < launchers.size(); ++at) {
+    const auto& names = launchers[at];
+    const auto rank = value_of(environment.value(), names[0]);
+    if (!rank || !value_of(environment.value(), names[1])) continue;
     std::string values;
     for (const std::string_view name : std::span(names).subspan(1))
-      values.append(name).append(value_of(environment.value(), name).value_or("")) += '\0';
-    return io::short_digest_of(values);
+      values.append(value_of(environment.value(), name).value_or("")) += '\0';
+    return {at + 1, io::short_digest_of(values), io::short_digest_of(*rank)};
   }
-  return 0;
+  return {};
 }
 
 std::string process_place() {

@@ -21,8 +21,8 @@ struct Process {
   auto operator<=>(const Process&) const = default;  // NOLINT(modernize-use-nullptr): in what is generated
 };
 // The process that thread `tid` belongs to; likewise remembered for a second. `gone`: there is none any more.
-// `forked_from`: the program that it, or what it was forked from, is a fork of without exec; itself: of none. A parent
-// that has ended is not found.
+// `forked_from`: the program that it, or what it was forked from, is a fork of without exec, or which Python's
+// multiprocessing spawned it for; itself: of none. A parent that has ended is not found.
 struct FoundProcess {
   Process process;
   Process forked_from;
@@ -34,10 +34,16 @@ std::chrono::nanoseconds start_of(const Process& process);
 std::chrono::nanoseconds age_of(const Process& process);
 // A process that is dead counts as ended even if its parent has not asked for its end yet.
 bool has_ended(const Process& process);
-// Of the launch that started a process as one of its ranks, by its environment at its start: by torchrun, DeepSpeed's
-// launcher or accelerate, by Slurm, or by what speaks PMIx, as Open MPI. What a rank starts has it, too, and a launch
-// that came later may have the same. 0: it is none, or it cannot be told.
-uint64_t launch_id(const Process& process);
+// What launched a process as one rank of several, from its environment at exec: torchrun, DeepSpeed's launcher or
+// accelerate; Slurm; what speaks PMIx, as Open MPI. What a rank starts has the same. A later launch may have the same,
+// too.
+struct Launch {
+  unsigned launcher = 0;  // 0: nothing has, or it cannot be told, as of a program that overwrote its environment
+  uint64_t id = 0;
+  uint64_t rank = 0;  // a digest
+  bool operator==(const Launch&) const = default;
+};
+Launch launch_of(const Process& process);
 // Where a pid means something: this boot of this machine, and this pid namespace. "BOOT-ID pid:[4026531836]".
 std::string process_place();
 

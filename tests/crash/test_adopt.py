@@ -20,6 +20,12 @@ DATA = noise(4 * MIB, 1)
 CHANGED = DATA[:MIB] + noise(MIB, 2) + DATA[2 * MIB :]  # a copy with some changes
 
 
+def write_source(mount, path, data=DATA):
+    """Until the mount has heard of the close: what is open for writing is not adopted."""
+    write(path, data)
+    wait_until("the close is heard of", lambda: mount.status()["open_files"] == 0)
+
+
 def begin(source, target):
     """Returns a copier's descriptors: of the source, for reading, and of the new file."""
     return os.open(source, os.O_RDONLY), os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -51,7 +57,7 @@ def close_unheard(descriptors):
 def test_power_is_lost(crashing_mount, mode):
     mount = crashing_mount(image="1G", mode=mode, faults="boot_id=before")
     source = target_in(mount, "from")
-    write(source, DATA)
+    write_source(mount, source)
     run("sync", "-f", mount.store.inner)
 
     copy(source, target_in(mount, "synced"), CHANGED, sync=True)
@@ -82,7 +88,7 @@ def test_power_is_lost_before_a_sync(crashing_mount, mode, chunk):
     """A copy that differs in its middle may end early, where it was not synced. It has no hole there."""
     mount = crashing_mount(image="1G", mode=mode)
     source, target = target_in(mount, "from"), target_in(mount, "to")
-    write(source, DATA)
+    write_source(mount, source)
     run("sync", "-f", mount.store.inner)
     reader, writer = begin(source, target)
     os.fsync(writer)  # so that it has its name
@@ -128,7 +134,7 @@ def test_a_disk_that_refuses(crashing_mount, mode):
         ("fs.write=1:error:ENOSPC", "again"),
     ):
         source = target_in(mount, "from")
-        write(source, DATA)
+        write_source(mount, source)
         mount.faults = faults
         mount.remount_after_fsck()
         target = target_in(mount, "to")
@@ -158,7 +164,7 @@ def test_a_disk_that_refuses(crashing_mount, mode):
 def begin_a_copy_that_is_looked_at(mount, second):
     """Begins a copy whose second WRITE waits in the daemon. Returns source, target, both descriptors, and the thread."""
     source, target = target_in(mount, "from"), target_in(mount, "to")
-    write(source, DATA)
+    write_source(mount, source)
     reader, writer = begin(source, target)
     write_all(writer, DATA[:CHUNK])
     waiting = threading.Thread(target=lambda: write_all(writer, second))
@@ -204,7 +210,7 @@ def test_others_are_served_beside_a_copy(crashing_mount, mode):
     mount = crashing_mount(image="1G", mode=mode, faults="adopt.read=300:sleep:4000")
     source, target = target_in(mount, "from"), target_in(mount, "to")
     data = DATA * 6
-    write(source, data)
+    write_source(mount, source, data)
     reader, writer = begin(source, target)
     written = []
 

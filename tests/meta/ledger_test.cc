@@ -190,7 +190,7 @@ TEST_F(LedgerTest, IsKeptWithTheStep) {
     note_writer(entry, StepWriter{process_place(), {10, 8}, 4s, command}, kLater);
   StepWriter other{process_place(), {11, 8}, 5s};
   other.program = 5;
-  other.launch = 6;
+  other.launch = {1, 6, 2};
   other.run = 7;
   entry.writers.push_back(other);
   note_writer(entry, std::nullopt, WallTime(-6s));
@@ -266,7 +266,7 @@ std::vector<StepWriter> writers_that_began(std::initializer_list<int> times, uin
     const uint64_t number = writers.size() + 1;
     writers.push_back({kHere, {static_cast<pid_t>(number), 10}, std::chrono::seconds(time)});
     writers.back().program = number;
-    writers.back().launch = launch;
+    if (launch != 0) writers.back().launch = {1, launch, number};
   }
   return writers;
 }
@@ -334,6 +334,17 @@ TEST(Runs, LaunchesTell) {
   EXPECT_EQ(runs_of(entry).back(), 1U) << "a rank that lives has started it";
   note(second[4], true);
   EXPECT_EQ(runs_of(entry).back(), 2U) << "the launch has the port of one that has ended";
+  StepWriter spawned = second[0];  // in whose environment there is more
+  spawned.program = 200;
+  spawned.process.pid = 200;
+  spawned.launch = {2, 9, 9};
+  note_writer(entry, spawned, kLater);
+  EXPECT_EQ(runs_of(entry).back(), 1U) << "what two launchers say cannot be compared";
+  spawned.launch = second[0].launch;
+  spawned.program = 201;
+  spawned.process.pid = 201;
+  note_writer(entry, spawned, kLater, [](const Process&) { return false; });
+  EXPECT_TRUE(tells_another_run(entry, 201, 101)) << "in one shell two trainings have the same rank";
 }
 
 TEST(Ledger, TooManyWritersAreUnseen) {

@@ -155,7 +155,7 @@ class History(HistoryChecks):
     def apply(self, training, step, folder, operations, done, error):
         for at, (what, path, *data) in enumerate(operations[: done + bool(error)]):
             name = str(path.relative_to(folder))
-            if what != "mkdir":
+            if what not in ("mkdir", "rest"):  # what others emptied meanwhile is theirs
                 step.authors[name] = training
             if what == "half" or at == done:
                 step.files.pop(name, None)
@@ -196,7 +196,7 @@ class History(HistoryChecks):
             step.odd, step.touched = True, self.now
             step.loss = loss if step.loss is None and not error else step.loss  # its trainer_state.json came last
             self.apply(training, step, folder, operations, done, error)
-            authors = {step.authors[name] for name in step.files if not is_note(name)}
+            authors = {step.authors.get(name) for name in step.files if not is_note(name)} - {None}
             step.of_turns = bool(self.rules) and len(authors) > 1
             step.whole = NO if error or step.of_turns else MAYBE
             self.step_at(folder)

@@ -27,7 +27,7 @@ class Step:
         self.writers = set()
         self.layouts = set()  # the files of its saves
         self.mixed = False  # of two saves: of the second one, by another run, only the beginning is there
-        self.of_turns = False  # two trainings wrote it by turns
+        self.of_turns = False  # two trainings wrote it in turns
 
     def is_whole(self):  # at the last look, or now
         return YES in (self.whole, self.was_whole) or MAYBE in (self.whole, self.was_whole)

@@ -91,7 +91,7 @@ def test_dcp_files_of_two_trainings_make_no_step(mount):
 
 
 @pytest.mark.one_mode
-def test_a_file_that_is_moved_in_is_of_who_moves_it(mount):
+def test_a_file_that_is_moved_in_is_of_who_made_it(mount):
     make_series(mount, keep_last=1)
     _, *all_of_it = operations(mount.path, 20)
     with Pool(2) as pool:
@@ -115,30 +115,38 @@ def test_who_opens_a_file_and_writes_nothing_takes_nothing_over(mount):
         wait_until("it is whole", lambda: last_step(mount) == ("complete", ""))
         other.do([("look", folder / name) for name in NAMES])
         mount.wait_for_rounds(2)
-        equal(last_step(mount), ("complete", ""), "the step")
+        wait_until("it still is", lambda: last_step(mount) == ("complete", ""))
 
 
 @pytest.mark.one_mode
-def test_forks_of_a_training_are_of_it(mount):
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_processes_of_a_training_are_of_it(mount, start):
     """As one that writes in the background; also if they live longer than commands do (meta/steps/ledger.h)."""
     make_series(mount, keep_last=1)
-    run(sys.executable, "-c", FORKS, mount.path, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    program = mount.store.folder.parent / "forks.py"
+    program.write_text(FORKS)
+    run(sys.executable, program, mount.path, start, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
     mount.wait_for_rounds(2)
     equal(last_step(mount), ("complete", ""), "the step")
 
 
 FORKS = """
-import os, pathlib, sys, time
+import multiprocessing, pathlib, sys, time
 from save_worker import perform
 from test_two_trainings import NAMES, operations
-time.sleep(2.2)
-for age, begin, end in ((0, 0, 3), (2.2, 0, 2), (2.2, 1, 2), (0, 3, 4)):
-    if os.fork() == 0:
-        time.sleep(age)
-        for one in operations(pathlib.Path(sys.argv[1]), 20, names=NAMES[begin:end]):
-            perform({}, *one)
-        os._exit(0)
-    os.wait()
+
+def write(age, begin, end):
+    time.sleep(age)
+    for one in operations(pathlib.Path(sys.argv[1]), 20, names=NAMES[begin:end]):
+        perform({}, *one)
+
+if __name__ == "__main__":
+    time.sleep(2.2)
+    for work in ((0, 0, 3), (2.2, 0, 2), (2.2, 1, 2), (0, 3, 4)):
+        process = multiprocessing.get_context(sys.argv[2]).Process(target=write, args=work)
+        process.start()
+        process.join()
+        assert process.exitcode == 0
 """
 
 
@@ -196,11 +204,14 @@ def test_ranks_of_one_launch_may_all_write_the_same_files(mount, launcher):
             environment = os.environ | {launch: of, rank: str(number), other: "7", "PYTHONPATH": os.pathsep.join(sys.path)}
             words = (sys.executable, "-c", RANK, mount.path)
             ranks.append(subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
-        for one, names in ((0, b"0 3\n"), (1, b"0 2\n"), (0, b"3 4\n")):
+        # Of two launches they are of two runs, also if each writes its own files.
+        for one, names in ((0, b"0 2\n"), (1, b"0 3\n" if wanted == "complete" else b"2 3\n"), (0, b"3 4\n")):
             ranks[one].stdin.write(names)
             ranks[one].stdin.flush()
             equal(ranks[one].stdout.readline(), b"saved\n", "what a rank says")
         wait_until(f"the step is {wanted}", lambda: last_step(mount)[0] == wanted)
+        if wanted == "unknown":
+            is_of_two(mount)
         for one in ranks:
             one.communicate()
         run("rm", "-r", mount.path / SERIES)

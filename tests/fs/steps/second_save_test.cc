@@ -60,9 +60,9 @@ TEST(SecondSave, IsOfOneRun) {
     one.run = run;
     return one;
   };
-  const meta::LedgerEntry ledger{.writers = {writer(1, 0), writer(2, 0), writer(3, 0, true)}, .savers = {writer(4, 1)}};
+  meta::LedgerEntry ledger{.writers = {writer(1, 0), writer(2, 0), writer(3, 0, true)}, .savers = {writer(4, 1)}};
   const auto judge = [&](const std::vector<uint64_t>& programs, Completeness own = Completeness::complete) {
-    SaveTimes times;
+    SaveTimes times{.first_written = "model.safetensors", .first_written_at = WallTime(seconds(20))};
     for (const uint64_t program : programs) times.writers[program] = "model.safetensors";
     return heed_second_save(times, ledger, {own, {}});
   };
@@ -73,6 +73,8 @@ TEST(SecondSave, IsOfOneRun) {
       "process 2 wrote model.safetensors, and process 4 wrote model.safetensors, of another run"));
   EXPECT_EQ(judge({2, 4}, Completeness::weights).completeness, Completeness::unknown);
   EXPECT_EQ(judge({2, 4}, Completeness::incomplete).completeness, Completeness::incomplete);
+  ledger.whole = WallTime(seconds(20));
+  EXPECT_EQ(judge({2, 4}).completeness, Completeness::complete) << "no second save has begun";
 }
 
 TEST(SecondSave, MakesNothingBetter) {

@@ -32,18 +32,17 @@ bool is_one_of(std::span<const std::string_view> names, const meta::Process& pro
   return comm && std::ranges::count(names, comm.value().substr(0, comm.value().find('\n'))) != 0;
 }
 
-// The program of which a process is a fork; itself, if it is none, or is about to become a command.
-meta::Process origin_of(const meta::FoundProcess& found) {
+// Such a fork works for itself.
+bool becomes_command(const meta::FoundProcess& found) {
   const bool is_fork = found.forked_from != found.process;
-  if (!is_fork || is_one_of(kCopyingTools, found.process) || is_one_of(kShells, found.forked_from))
-    return found.process;
-  return found.forked_from;
+  return is_fork && (is_one_of(kCopyingTools, found.process) || is_one_of(kShells, found.forked_from));
 }
 
 // A program that trains may fork for each file that it writes, as Megatron does. While such a fork is as young as a
 // command, it counts as its program, which has more to write when the fork has ended.
 meta::Process who_writes(const meta::FoundProcess& found) {
-  return meta::age_of(found.process) < meta::kCommandAge ? origin_of(found) : found.process;
+  const bool is_young = meta::age_of(found.process) < meta::kCommandAge;
+  return is_young && !becomes_command(found) ? found.forked_from : found.process;
 }
 
 // An attempt becomes a step. What a fetch brings was written elsewhere.
@@ -87,7 +86,9 @@ void StepWriters::note_lost(meta::InodeNumber folder, const std::string& name, m
 uint64_t StepWriters::program_of(const meta::Caller& caller) const {
   if (!watches_) return 0;
   const meta::FoundProcess found = meta::find_process(caller.pid);
-  return found.gone || found.process.pid == 0 ? 0 : meta::program_id(here_, origin_of(found));
+  if (found.gone || found.process.pid == 0) return 0;
+  const bool alone = becomes_command(found);
+  return meta::program_id(here_, alone ? found.process : meta::find_program(found.process));
 }
 
 void StepWriters::warn(meta::InodeNumber folder, const Error& error) const {

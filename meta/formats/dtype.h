@@ -7,6 +7,7 @@
 
 namespace ckptfs::meta::formats {
 
+// The index keeps the numbers (meta/index/codec.cc), so a new one comes last.
 enum class Dtype : uint8_t {
   float64,
   float32,
@@ -25,6 +26,7 @@ enum class Dtype : uint8_t {
   boolean,
   complex64,
 };
+inline constexpr Dtype kLastDtype = Dtype::complex64;
 
 // Bytes of an element.
 unsigned size_of(Dtype dtype);

@@ -200,10 +200,8 @@ void fields(auto& code, RecordOf<EntryRecord> auto& r) { code.u64(r.inode).u32(r
 
 void fields(auto& code, RecordOf<SuspectRecord> auto& r) { code.u64(r.file).u32(r.errno_value); }
 
-constexpr formats::Dtype kLastDtype = formats::Dtype::complex64;
-
 void fields(auto& code, RecordOf<formats::Tensor> auto& tensor) {
-  code.one_up_to(kLastDtype, tensor.dtype).each(tensor.shape, [&](auto& length) { code.u64(length); });
+  code.one_up_to(formats::kLastDtype, tensor.dtype).each(tensor.shape, [&](auto& length) { code.u64(length); });
   code.each(tensor.pieces, [&](auto& piece) { code.u32(piece.file).u64(piece.offset).u64(piece.size); });
 }
 
@@ -214,7 +212,7 @@ void fields(auto& code, RecordOf<formats::Parameter> auto& parameter) {
 
 void fields(auto& code, RecordOf<KeptMap> auto& kept) {
   auto& map = kept.map;
-  code.digest(kept.version).text(map.names_from).optional_up_to(kLastDtype, map.computes_in);
+  code.digest(kept.version).text(map.names_from).optional_up_to(formats::kLastDtype, map.computes_in);
   code.each(map.parameters, [&](auto& parameter) { fields(code, parameter); });
   code.each(map.tied, [&](auto& tied) { code.text(tied.name).text(tied.same_as); });
   code.each(map.undivided,

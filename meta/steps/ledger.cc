@@ -258,8 +258,9 @@ void note_overwritten(LedgerEntry& entry, uint64_t writer, uint64_t before) {
   const StepWriter one = *entry.writer_of(writer), other = *entry.writer_of(before);
   const unsigned run = new_run(entry);
   for (StepWriter* const known : training_writers(entry)) {
-    const StepWriter& first = known->program == 0 ? *known : *entry.writer_of(known->program);  // forks began later
-    const bool nearer = distance(first, one) < distance(first, other);
+    const StepWriter* first = entry.writer_of(known->program);  // forks of it began later
+    if (first == nullptr) first = known;
+    const bool nearer = distance(*first, one) < distance(*first, other);
     const bool moves = known->is_program(writer) || (nearer && !known->is_program(before));
     if (known->run == other.run && moves) known->run = run;
   }

@@ -8,11 +8,12 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -110,10 +111,11 @@ bool is_spawned(pid_t pid) {
 }
 
 // An orphan has another parent, which as a rule runs another program. A server's fork that became another user works
-// for that user.
-Process find_origin(Process process, uint32_t uid, Stat stat) {
+// for that user. `spawned`: what was spawned is looked at, too.
+Process find_origin(Process process, uint32_t uid, Stat stat, bool spawned) {
   constexpr uint64_t kForkedWithoutExec = 0x40;  // PF_FORKNOEXEC of linux/sched.h
-  for (int most = 8; most > 0 && ((stat.flags & kForkedWithoutExec) != 0 || is_spawned(process.pid)); --most) {
+  for (int most = 8; most > 0; --most) {
+    if ((stat.flags & kForkedWithoutExec) == 0 && !(spawned && is_spawned(process.pid))) break;
     const auto parent = read_stat(stat.parent);
     const auto status = read_status(stat.parent);
     if (!parent || !status || status.value().uid != uid || !run_the_same_program(process.pid, stat.parent)) break;
@@ -128,13 +130,23 @@ FoundProcess ask_process(pid_t tid) {
   const auto stat = status ? read_stat(status.value().pid) : Result<Stat>(status.error());
   if (!stat) return {{}, {}, ::kill(tid, 0) != 0 && errno == ESRCH};  // else /proc hides it
   const Process found{status.value().pid, stat.value().start};
-  return {found, find_origin(found, status.value().uid, stat.value()), false};
+  return {found, find_origin(found, status.value().uid, stat.value(), false), false};
+}
+
+Process ask_program(const Process& process) {
+  const auto status = read_status(process.pid);
+  const auto stat = read_stat(process.pid);
+  const bool known = status && stat && stat.value().start == process.start;
+  return known ? find_origin(process, status.value().uid, stat.value(), true) : process;
 }
 
 // Caches the answers for a second. A trainer opens its swap files in bursts, and no kernel uses a number again so soon.
+template <typename Question, typename Answer>
 class Answers {
  public:
-  FoundProcess of(pid_t tid) {
+  explicit Answers(Answer (*ask)(Question)) : ask_(ask) {}
+
+  Answer of(const std::remove_cvref_t<Question>& question) {
     const auto time = Clock::now();
     {
       const io::MutexLock lock(mutex_);
@@ -142,11 +154,11 @@ class Answers {
         found_.clear();
         cleared_ = time;
       }
-      if (const auto at = found_.find(tid); at != found_.end()) return at->second;
+      if (const auto at = found_.find(question); at != found_.end()) return at->second;
     }
-    const FoundProcess found = ask_process(tid);
+    const Answer found = ask_(question);
     const io::MutexLock lock(mutex_);
-    found_.emplace(tid, found);
+    found_.emplace(question, found);
     return found;
   }
 
@@ -154,16 +166,22 @@ class Answers {
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::seconds kRemember{1};
 
+  Answer (*const ask_)(Question);
   io::Mutex mutex_;
   Clock::time_point cleared_ GUARDED_BY(mutex_);
-  std::unordered_map<pid_t, FoundProcess> found_ GUARDED_BY(mutex_);  // by thread
+  std::map<std::remove_cvref_t<Question>, Answer> found_ GUARDED_BY(mutex_);
 };
 
 }  // namespace
 
 FoundProcess find_process(pid_t tid) {
-  static Answers answers;
+  static Answers<pid_t, FoundProcess> answers(ask_process);
   return tid <= 0 ? FoundProcess() : answers.of(tid);
+}
+
+Process find_program(const Process& process) {
+  static Answers<const Process&, Process> answers(ask_program);
+  return answers.of(process);
 }
 
 uint64_t process_start(pid_t tid) {

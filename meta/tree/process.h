@@ -21,14 +21,18 @@ struct Process {
   auto operator<=>(const Process&) const = default;  // NOLINT(modernize-use-nullptr): in what is generated
 };
 // The process that thread `tid` belongs to; likewise remembered for a second. `gone`: there is none any more.
-// `forked_from`: the program that it, or what it was forked from, is a fork of without exec, or which Python's
-// multiprocessing spawned it for; itself: of none. A parent that has ended is not found.
+// `forked_from`: the program that it, or what it was forked from, is a fork of without exec; itself: of none. A parent
+// that has ended is not found.
 struct FoundProcess {
   Process process;
   Process forked_from;
   bool gone = false;
 };
 FoundProcess find_process(pid_t tid);
+// The program that the process works for: as forked_from, also through what Python's multiprocessing has spawned.
+// Likewise remembered. Reads the memory of processes, which takes as long as they change their mappings: not to be
+// called with a lock held.
+Process find_program(const Process& process);
 // When it began, after the boot; and for how long it has run.
 std::chrono::nanoseconds start_of(const Process& process);
 std::chrono::nanoseconds age_of(const Process& process);
@@ -37,6 +41,7 @@ bool has_ended(const Process& process);
 // What launched a process as one rank of several, from its environment at exec: torchrun, DeepSpeed's launcher or
 // accelerate; Slurm; what speaks PMIx, as Open MPI. What a rank starts has the same. A later launch may have the same,
 // too.
+// Read from its memory, as above.
 struct Launch {
   unsigned launcher = 0;  // 0: nothing has, or it cannot be told, as of a program that overwrote its environment
   uint64_t id = 0;

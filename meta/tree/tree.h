@@ -133,7 +133,7 @@ class Tree {
   // Live files only (EPERM when frozen). Counts as a change since the last save.
   Result<> truncate(InodeNumber inode, uint64_t size);
 
-  // --- xattrs as the user's own (user.*, trusted.*, security.*); the user.ckptfs.* ones are fs/control_xattrs.
+  // --- xattrs as the user's own (user.*, trusted.*, security.*); the user.ckptfs.* ones: fs/ops/control_xattrs.h.
   Result<std::string> xattr(InodeNumber inode, const std::string& name) const;  // ENODATA
   Result<> set_xattr(InodeNumber inode, const std::string& name, const std::string& value, int flags);
   Result<std::vector<std::string>> list_xattrs(InodeNumber inode) const;

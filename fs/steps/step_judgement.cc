@@ -78,10 +78,12 @@ Result<CompletenessJudgement> judge_by_marker(const meta::Store& store, meta::In
   return CompletenessJudgement{lost ? Completeness::incomplete : Completeness::unknown, marker + " is not there"};
 }
 
-// Empty: it is of one run, as far as is known. What commands wrote is of none.
-std::string why_of_two_runs(const SaveTimes& times, const meta::LedgerEntry& ledger) {
+// Empty: it is of one run, as far as is known. What commands wrote is of none. `begun`: a save has, since it was whole.
+std::string why_of_two_runs(const SaveTimes& times, const meta::LedgerEntry& ledger, bool begun) {
+  std::map<uint64_t, std::string> writers = times.writers;
+  if (begun) writers.emplace(times.state_writer, meta::formats::kTrainerStateName);
   std::map<unsigned, std::string> runs;
-  for (const auto& [program, path] : times.writers) {
+  for (const auto& [program, path] : writers) {
     const meta::StepWriter* const writer = ledger.writer_of(program);
     if (writer != nullptr) runs.emplace(writer->run, fmt::format("process {} wrote {}", writer->process.pid, path));
   }
@@ -153,7 +155,11 @@ SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::St
       times.first_written = path;
       times.first_written_at = written;
     }
-    if (is_first || is_checkpoint_file) times.writers.emplace(files.made()[at].writer, path);
+    if (path == meta::formats::kTrainerStateName) {
+      times.state_writer = files.made()[at].writer;
+    } else if (is_first || is_checkpoint_file) {
+      times.writers.emplace(files.made()[at].writer, path);
+    }
     if (!meta::formats::is_note(path)) others = std::max(others, written);
     if (!is_checkpoint_file) continue;
     times.saved_at = std::max(times.saved_at, written);
@@ -170,8 +176,8 @@ CompletenessJudgement heed_second_save(const SaveTimes& times, const meta::Ledge
                                        meta::formats::CompletenessJudgement judgement) {
   const bool begun = !times.first_written.empty() && times.first_written_at > ledger.whole;
   const bool ended = times.oldest.empty() || times.oldest_at > ledger.whole;
-  if (begun && meta::formats::is_whole(judgement.completeness)) {
-    if (const std::string why = why_of_two_runs(times, ledger); !why.empty()) return an_unknown_one(why);
+  if (meta::formats::is_whole(judgement.completeness)) {
+    if (const std::string why = why_of_two_runs(times, ledger, begun); !why.empty()) return an_unknown_one(why);
   }
   if (judgement.completeness != Completeness::complete || !ledger.is_written_again()) return judgement;
   if (ledger.is_set_back()) {

@@ -57,8 +57,10 @@ struct SaveTimes {
   meta::WallTime saved_at;
   std::string oldest;  // of those that each save writes
   meta::WallTime oldest_at;
-  // The programs (meta::program_id) that wrote last what a save writes, first or otherwise, and one file of each.
+  // The programs (meta::program_id) that wrote last what a save writes, first or otherwise, and one file of each; and
+  // who wrote a Trainer's state, which an evaluation may edit.
   std::map<uint64_t, std::string> writers;
+  uint64_t state_writer = 0;
 };
 SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::StepNames& names);
 

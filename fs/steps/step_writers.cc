@@ -242,11 +242,14 @@ Result<bool> StepWriters::note_whole(const StepStatus& step, const std::function
     if (known_.contains(step.inode)) return false;
   }
   bool same = false;
+  std::vector<uint64_t> programs;
+  for (const auto& [program, path] : step.times.writers) programs.push_back(program);
   TRY_ASSIGN(const meta::InodeRecord folder, tree_.inode(step.inode));
   TRY(meta::change_ledger(store_, step.inode, [&](meta::LedgerEntry& entry) {
     same = entry.writers == step.ledger.writers && entry.unfinished == step.ledger.unfinished &&
            entry.by_run == step.ledger.by_run;
-    if (same) meta::note_whole(entry, folder.parent, std::max(step.times.newest, kLongAgo), step.times.oldest_at);
+    if (!same) return;
+    meta::note_whole(entry, folder.parent, std::max(step.times.newest, kLongAgo), step.times.oldest_at, programs);
   }));
   if (same) done();
   return same;

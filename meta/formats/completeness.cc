@@ -126,15 +126,21 @@ CompletenessJudgement judge_by_kind(const StepFiles& files, const TensorMap& map
                         false);
 }
 
-// A Hugging Face model begins with its JSON files. Of weights in several files the index comes last.
+// A Hugging Face model begins with its JSON files. Of weights in several files the index comes last. Beside a model in
+// one file shards may be left over.
 std::optional<CompletenessJudgement> find_missing_weights(const StepFiles& files, const StepNames& names) {
-  const auto is_shard = [](std::string_view path) {
-    const bool indexed = path.ends_with(".safetensors") || path.ends_with(".bin");  // others have shards without one
-    return indexed && kind_of(path).folders == 0 && path.find("-of-") != path.npos;
-  };
+  bool shards = false, one_file = false;
+  for (const StepFiles::File& file : files.list()) {
+    const FileKind kind = kind_of(file.path);
+    // Others have shards without an index.
+    if (kind.folders != 0 || !(file.path.ends_with(".safetensors") || file.path.ends_with(".bin"))) continue;
+    const bool is_shard = file.path.find("-of-") != file.path.npos;
+    shards = shards || is_shard;
+    one_file =
+        one_file || (!is_shard && kind.role >= FileRole::adapter_safetensors && kind.role <= FileRole::model_bin);
+  }
   if (names.has_at_top(FileRole::config) && !names.may_hold_weights) return lacking("a file of weights");
-  if (!names.has(FileRole::weights_index) && std::ranges::any_of(files.list(), is_shard, &StepFiles::File::path))
-    return lacking("the index of the weights");
+  if (shards && !one_file && !names.has(FileRole::weights_index)) return lacking("the index of the weights");
   return std::nullopt;
 }
 

@@ -266,12 +266,17 @@ void note_overwritten(LedgerEntry& entry, uint64_t writer, uint64_t before) {
   }
 }
 
-void note_whole(LedgerEntry& entry, InodeNumber series, WallTime changed, WallTime oldest) {
+void note_whole(LedgerEntry& entry, InodeNumber series, WallTime changed, WallTime oldest,
+                const std::vector<uint64_t>& programs) {
+  std::optional<unsigned> run;
+  for (const uint64_t program : programs) {
+    if (const StepWriter* const writer = entry.writer_of(program)) run = writer->run;
+  }
   const bool is_save = entry.whole == WallTime() || oldest > entry.whole;
   if (is_save) ++entry.saves;
   if (is_save && std::ranges::any_of(entry.writers, &StepWriter::is_run)) entry.saved_in = series;
   for (const StepWriter& one : entry.writers) {
-    if (!one.is_run() || find_in(entry.savers, one) != nullptr) continue;
+    if (!one.is_run() || (run && one.run != *run) || find_in(entry.savers, one) != nullptr) continue;
     if (entry.savers.size() >= kMostSavers) entry.savers.erase(entry.savers.begin());
     entry.savers.push_back(one);
   }

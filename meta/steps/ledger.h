@@ -115,8 +115,10 @@ bool is_noted(const LedgerEntry& entry, const std::optional<StepWriter>& writer)
 bool tells_another_run(const LedgerEntry& entry, uint64_t writer, uint64_t before);
 void note_overwritten(LedgerEntry& entry, uint64_t writer, uint64_t before);
 // It was found whole in `series`. The newest change of its files is `changed`; of those that each save writes the
-// oldest is `oldest` (zero: it has none), which tells a save from a note that somebody added.
-void note_whole(LedgerEntry& entry, InodeNumber series, WallTime changed, WallTime oldest);
+// oldest is `oldest` (zero: it has none), which tells a save from a note that somebody added. `programs` wrote them
+// last: who is of another run has not saved it.
+void note_whole(LedgerEntry& entry, InodeNumber series, WallTime changed, WallTime oldest,
+                const std::vector<uint64_t>& programs = {});
 // It was pushed, and is called so there.
 void note_pushed(LedgerEntry& entry, std::string name);
 // Has a process that is no command, and writes or wrote last to `one`, written to the other?

@@ -303,6 +303,18 @@ TEST(Runs, ThoseThatWriteTheSameFileAreOfTwo) {
   EXPECT_EQ(runs_of(entry), Runs{1}) << "what is known stays known";
 }
 
+TEST(Runs, OnlyWhoseFilesAreThereHasSavedIt) {
+  const auto all = writers_that_began({10, 50});
+  LedgerEntry entry;
+  note_all(entry, all);
+  note_overwritten(entry, 2, 1);
+  note_whole(entry, kSeries, WallTime(10s), {}, {0, 2});
+  ASSERT_EQ(entry.savers.size(), 1U);
+  EXPECT_TRUE(entry.savers[0].is_same(all[1]));
+  note_all(entry, std::span(all).first(1));
+  EXPECT_TRUE(entry.is_written_again());
+}
+
 TEST(Runs, WhoTellsNothing) {
   auto all = writers_that_began({10, 10, 9, 10});
   all[2].is_command = true;

@@ -196,7 +196,8 @@ class History(HistoryChecks):
             step.odd, step.touched = True, self.now
             step.loss = loss if step.loss is None and not error else step.loss  # its trainer_state.json came last
             self.apply(training, step, folder, operations, done, error)
-            authors = {step.authors.get(name) for name in step.files if not is_note(name)} - {None}
+            looked_at = [name for name in step.files if is_of_state(name) or name == ".metadata"]
+            authors = {step.authors.get(name) for name in looked_at} - {None}
             step.of_turns = bool(self.rules) and len(authors) > 1
             step.whole = NO if error or step.of_turns else MAYBE
             self.step_at(folder)

@@ -61,6 +61,20 @@ def test_a_new_step_of_two_trainings_takes_no_place(mount, how):
 
 
 @pytest.mark.one_mode
+def test_a_training_that_was_overtaken_gives_a_step_no_metric(mount):
+    make_series(mount, keep_last=1, keep_best="eval_loss:min:1")
+    with Pool(2) as pool:
+        one, other = pool.take(), pool.take()
+        one.do(operations(mount.path, 20, names=NAMES[:3]))
+        other.do(operations(mount.path, 20))
+        mount.wait_for_rounds(3)
+        equal(last_step(mount), ("complete", ""), "the step")
+        one.do(operations(mount.path, 20, names=NAMES[3:]))
+        mount.wait_for_rounds(3)
+        true("another run has written trainer_state.json" in last_step(mount)[1], f"why: {policy(mount)}")
+
+
+@pytest.mark.one_mode
 @pytest.mark.parametrize("how", ["remove", "truncate"])
 def test_who_removes_what_another_training_wrote_writes_it_again(mount, how):
     make_series(mount, keep_last=1)

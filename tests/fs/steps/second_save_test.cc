@@ -73,8 +73,14 @@ TEST(SecondSave, IsOfOneRun) {
       "process 2 wrote model.safetensors, and process 4 wrote model.safetensors, of another run"));
   EXPECT_EQ(judge({2, 4}, Completeness::weights).completeness, Completeness::unknown);
   EXPECT_EQ(judge({2, 4}, Completeness::incomplete).completeness, Completeness::incomplete);
+  SaveTimes times{.first_written = "model.safetensors", .first_written_at = WallTime(seconds(20))};
+  times.writers[2] = "model.safetensors";
+  times.state_writer = 4;
+  EXPECT_EQ(heed_second_save(times, ledger, {Completeness::complete, {}}).completeness, Completeness::unknown);
   ledger.whole = WallTime(seconds(20));
-  EXPECT_EQ(judge({2, 4}).completeness, Completeness::complete) << "no second save has begun";
+  EXPECT_EQ(heed_second_save(times, ledger, {Completeness::complete, {}}).completeness, Completeness::complete)
+      << "only the Trainer's state was edited since it was whole";
+  EXPECT_EQ(judge({2, 4}).completeness, Completeness::unknown);
 }
 
 TEST(SecondSave, MakesNothingBetter) {

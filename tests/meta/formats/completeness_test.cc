@@ -441,6 +441,10 @@ TEST(Abandoned, AModelWithoutItsWeights) {
   EXPECT_EQ(judge_left(model).completeness, Completeness::incomplete);
   model["model-00001-of-00002.safetensors"] = safetensors();
   EXPECT_EQ(judge_left(model).completeness, Completeness::incomplete);
+  Contents left_over = model;
+  left_over["model.safetensors"] = safetensors();
+  EXPECT_EQ(judge_left(left_over).completeness, Completeness::unknown)
+      << "a save of shards died, and another one did not";
   model["model.safetensors.index.json"] = "{}";
   EXPECT_EQ(judge_left(model).completeness, Completeness::unknown);
 }

@@ -24,7 +24,6 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nvme", required=True)
     parser.add_argument("--series", required=True, help="has TAG, of other ranks")
-    parser.add_argument("--stage", type=int)
     parser.add_argument("--untouched", action="store_true")
     parser.add_argument("--out", required=True, help="the result, .RANK is appended")
     parser.set_defaults(**variety.DEFAULTS)
@@ -160,8 +159,7 @@ def engines(torch, deepspeed, engine, rank):
     yield "Lion is not supported", of_class(adam, "Lion"), {}
     yield "does not know this version", other, {}
     yield "custom_load_fn is not supported", contextlib.nullcontext(), {"custom_load_fn": lambda src, dst: None}
-    if hasattr(frozen, "ds_tensor"):
-        yield "is frozen and on NVMe", having(frozen.ds_tensor, status=type(frozen.ds_tensor.status)(2)), {}
+    yield "is frozen and on NVMe", having(frozen.ds_tensor, status=type(frozen.ds_tensor.status)(2)), {}
     yield "has no frozen.weight", unfrozen(frozen), {"tag": "frozen_step2"}
     yield "amsgrad is not supported", set_to(adam.param_groups, "amsgrad", True), {}
     yield "told different steps", contextlib.nullcontext(), {"tag": TAG if rank == 0 else "amsgrad_step2"}

@@ -1,12 +1,13 @@
 #include "fs/steps/step_judgement.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <iterator>
 
-#include <fmt/format.h>
-
 #include "fs/steps/tracker_files.h"
+#include "meta/formats/trainer_state.h"
 #include "meta/names.h"
 #include "meta/steps/steps.h"
 #include "meta/tree/step_detection.h"

@@ -32,7 +32,7 @@ bool is_one_of(std::span<const std::string_view> names, const meta::Process& pro
   return comm && std::ranges::count(names, comm.value().substr(0, comm.value().find('\n'))) != 0;
 }
 
-// Such a fork works for itself.
+// A shell's fork is about to become a command, and a copying tool's is one: it works for itself.
 bool becomes_command(const meta::FoundProcess& found) {
   const bool is_fork = found.forked_from != found.process;
   return is_fork && (is_one_of(kCopyingTools, found.process) || is_one_of(kShells, found.forked_from));
@@ -121,7 +121,11 @@ Result<StepWriters::Noted> StepWriters::try_note(meta::InodeNumber folder, const
     writer->launch = meta::launch_of(process);
   }
   TRY(clock.note(store_.index()));  // what begins after the next boot is later
-  const auto note = [&](meta::LedgerEntry& one) { meta::note_writer(one, writer, meta::wall_time(meta::now())); };
+  TRY_ASSIGN(const auto ended, ended_of_launch(step, writer));
+  const auto note = [&](meta::LedgerEntry& one) {
+    meta::note_writer(one, writer, meta::wall_time(meta::now()),
+                      [&](const meta::Process& process) { return ended.contains(process); });
+  };
   meta::LedgerEntry entry;
   {
     const io::MutexLock noting(noting_);
@@ -130,6 +134,20 @@ Result<StepWriters::Noted> StepWriters::try_note(meta::InodeNumber folder, const
   TRY_ASSIGN(const meta::InodeRecord record, tree_.inode(step));
   tell_({step, record.parent, record.uid, &entry.writers});
   return noted;
+}
+
+// Who is noted after that has just written, so it lives.
+Result<std::set<meta::Process>> StepWriters::ended_of_launch(meta::InodeNumber step,
+                                                             const std::optional<meta::StepWriter>& writer) const {
+  std::set<meta::Process> ended;
+  if (!writer || writer->launch.launcher == 0) return ended;
+  TRY_ASSIGN(const auto entry, meta::ledger_of(store_, step));
+  for (const auto* const list : {&entry.savers, &entry.writers}) {
+    for (const meta::StepWriter& one : *list) {
+      if (one.launch.id == writer->launch.id && meta::has_ended(one.process)) ended.insert(one.process);
+    }
+  }
+  return ended;
 }
 
 // That there are two runs is noted before the file is said to be of the second one. So a daemon that is killed in

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -76,6 +77,9 @@ class StepWriters {
     uint64_t program = 0;        // 0: it has ended
   };
   Result<Noted> try_note(meta::InodeNumber folder, const meta::Caller& caller);
+  // The processes of the writer's launch that have ended.
+  Result<std::set<meta::Process>> ended_of_launch(meta::InodeNumber step,
+                                                  const std::optional<meta::StepWriter>& writer) const;
   Result<> try_note_written(meta::InodeNumber file, const meta::Caller& caller, bool empties);
   Result<bool> is_training(const Noted& noted) const;
   Result<> try_note_lost(meta::InodeNumber folder, const std::string& name, meta::InodeNumber lost,

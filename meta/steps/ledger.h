@@ -40,7 +40,7 @@ struct StepWriter {
   WallTime since{};      // when it first wrote, by the wall clock; zero: nobody knows
   uint64_t program = 0;  // program_id(); 0: it is not known
   Launch launch{};
-  unsigned run = 0;  // those of two numbers are of two runs
+  unsigned run = 0;  // writers with different numbers belong to different runs
   bool operator==(const StepWriter&) const = default;
   // A process that cannot be seen from here is none.
   bool is_run() const { return process.pid != 0 && !is_command; }
@@ -106,9 +106,11 @@ uint64_t program_id(const std::string& place, const Process& origin);
 // `place`: process_place(). `tool`: it is called like a program that copies.
 StepWriter writer_now(const std::string& place, const Process& process, const StoreClock& clock, bool tool = false);
 // Somebody writes, at that time; none: a process that is gone already. Does the entry say so already?
+// `ended`: which processes of the writer's launch have ended. It must not ask the system, as the store's lock is held.
 using Ended = std::function<bool(const Process&)>;
-void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer, WallTime now,
-                 const Ended& ended = has_ended);
+void note_writer(
+    LedgerEntry& entry, const std::optional<StepWriter>& writer, WallTime now,
+    const Ended& ended = [](const Process&) { return true; });
 bool is_noted(const LedgerEntry& entry, const std::optional<StepWriter>& writer);
 // The program `writer` wrote over, replaced or removed a file that `before` had written: they are of two runs. Whoever
 // began nearer to the one than to the other is of its run. Does that tell something new?

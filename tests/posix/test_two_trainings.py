@@ -207,7 +207,8 @@ for line in sys.stdin:
 
 
 @pytest.mark.one_mode
-@pytest.mark.parametrize("launcher", ["MASTER_PORT RANK MASTER_ADDR", "SLURM_STEP_ID SLURM_PROCID SLURM_JOB_ID"])
+@pytest.mark.parametrize("launcher", ["MASTER_PORT RANK MASTER_ADDR", "SLURM_STEP_ID SLURM_PROCID SLURM_JOB_ID",
+                                      "PMIX_NAMESPACE PMIX_RANK OTHER"])
 def test_ranks_of_one_launch_may_all_write_the_same_files(mount, launcher):
     """As a script does that saves on each rank."""
     launch, rank, other = launcher.split()

@@ -124,7 +124,7 @@ Result<StepWriters::Noted> StepWriters::try_note(meta::InodeNumber folder, const
   TRY_ASSIGN(const auto ended, ended_of_launch(step, writer));
   const auto note = [&](meta::LedgerEntry& one) {
     meta::note_writer(one, writer, meta::wall_time(meta::now()),
-                      [&](const meta::Process& process) { return ended.contains(process); });
+                      [&](const meta::Process& other) { return ended.contains(other); });
   };
   meta::LedgerEntry entry;
   {

@@ -171,14 +171,15 @@ def test_later_losses(scene):
 
 @pytest.mark.long
 @pytest.mark.alone  # ranks that wait for each other keep the processors busy
-def test_what_does_not_fit_is_refused(scene):
+@pytest.mark.parametrize("words", [(), ("--stage", 2, "--nvme", "none")], ids=["zero3", "zero2"])
+def test_what_does_not_fit_is_refused(scene, words):
     """By name, on all ranks, and the engine trains on as if nothing had been."""
     with Ckptfs().place(scene) as mount:
         series = mount.path / "steps"
         series.mkdir(exist_ok=True)
         train(scene, 1, "saved", "--steps", 2, "--save", series)
-        plain, _ = train(scene, 2, "untouched", "--series", series, "--untouched", script="refusing.py")
-        found, _ = train(scene, 2, "offered", "--series", series, script="refusing.py")
+        plain, _ = train(scene, 2, "untouched", "--series", series, "--untouched", *words, script="refusing.py")
+        found, _ = train(scene, 2, "offered", "--series", series, *words, script="refusing.py")
         for rank, result in enumerate(found):
             equal([wrong for wrong in result["wrong"] if wrong], [], f"rank {rank}: not refused so")
             true(len(result["wrong"]) >= 25, f"{len(result['wrong'])} refusals")

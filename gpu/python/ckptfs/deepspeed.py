@@ -265,27 +265,30 @@ def load_by(plain: Callable[..., Loaded], engine: DeepSpeedEngine, load_dir: str
     return result
 
 
-def _inspect(engine: DeepSpeedEngine, path: pathlib.Path, must: bool) -> tuple[elastic.Step | None, str]:
-    """The step, and in words, how it is cut otherwise than the engine, if it is. Without `must`, what cannot be inspected is
-    left to DeepSpeed's own load."""
+def _inspect(engine: DeepSpeedEngine, path: pathlib.Path, must: bool) -> tuple[elastic.Step | Exception, str]:
+    """The step, and in words, how it is cut otherwise than the engine, if it is. Without `must`, what cannot be inspected
+    (and why) is left to DeepSpeed's own load. Not so a step without files: that load ends in a bare AssertionError, or,
+    where only the optimizer's are missing, goes on with new moments and says nothing."""
     import torch.distributed as dist
     try:
         from ckptfs import elastic
         step = elastic.Step(path, dist.get_rank(engine.optimizer.dp_process_group),
                             engine._get_zero_ckpt_name(path.parent, path.name))
         return step, step.other_layout(engine)
+    except FileNotFoundError:
+        raise
     except Exception as problem:
         if must:
             raise
         _log.warning("%s: loaded by DeepSpeed alone: %s", path, problem)
-        return None, ""
+        return problem, ""
 
 
-def _filling(engine: DeepSpeedEngine, step: elastic.Step | None,
+def _filling(engine: DeepSpeedEngine, step: elastic.Step | Exception,
              options: Mapping[str, Any]) -> contextlib.closing[elastic.Filling]:
     from ckptfs import elastic
-    if step is None:
-        raise NotSupported("the step has another layout than this run, and its small state cannot be read here")
+    if isinstance(step, Exception):
+        raise NotSupported(f"the step has another layout than this run, and its small state cannot be read here: {step}")
     return contextlib.closing(elastic.Filling(engine, step, options))
 
 
@@ -319,8 +322,8 @@ def _may_be_elastic(engine: DeepSpeedEngine, load_dir: str | os.PathLike[str], t
         return False
     if not options.get("load_optimizer_states", True) or options.get("load_module_only", False):
         return False
-    there = os.path.isdir(os.path.join(load_dir, tag)) if tag is not None else os.path.isfile(os.path.join(load_dir, "latest"))
-    return on_all_ranks(there, engine.optimizer.dp_process_group)
+    named = tag is not None or os.path.isfile(os.path.join(load_dir, "latest"))
+    return on_all_ranks(named, engine.optimizer.dp_process_group)
 
 
 def on_all_ranks(condition: bool, group: Any = None) -> bool:
@@ -350,7 +353,7 @@ def latest_of(folder: str | os.PathLike[str]) -> str:
 
 def accumulation_steps(step: str | os.PathLike[str], *, ranks: int, micro_batch: int) -> int:
     """The gradient_accumulation_steps that keep the global batch of the step's run, on so many ranks with so many samples
-    each. ValueError: there are none, or the step does not tell its batch."""
+    each. ValueError: there are none, or the step does not tell its batch. FileNotFoundError: it is no step."""
     if ranks < 1 or micro_batch < 1:
         raise ValueError(f"{ranks} ranks with {micro_batch} samples each: at least one of both is needed")
     model = states.load(states.small_files(pathlib.Path(step))[0])

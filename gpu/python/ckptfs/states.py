@@ -16,7 +16,8 @@ _OTHERS = re.compile(r"mp_rank_(?!00)\d+_|^layer_|_expert_")
 
 def small_files(step: pathlib.Path, rank: int = 0) -> tuple[pathlib.Path, pathlib.Path]:
     """A rank's model_states.pt (without ZeRO-3 that of all) and optim_states.pt. If the step has none of this rank here, they
-    are those of its first one. ValueError: it has none, or several, or its model is cut in another way than by ZeRO."""
+    are those of its first one. FileNotFoundError: it has none. ValueError: it has several, or its model is cut in another way
+    than by ZeRO."""
     names = sorted(os.listdir(step))
     if others := [name for name in names if _OTHERS.search(name)]:
         raise ValueError(f"{step}: model parallel and expert checkpoints are not supported: {others[0]}")
@@ -26,7 +27,8 @@ def small_files(step: pathlib.Path, rank: int = 0) -> tuple[pathlib.Path, pathli
     for pattern in (_MODEL, _OPTIMIZER):
         fitting = [name for name in names if (match := pattern.fullmatch(name)) and match[1] in (None, chosen)]
         if len(fitting) != 1:
-            raise ValueError(f"{step} has {len(fitting)} files like {pattern.pattern} of rank {chosen}, not one")
+            problem = ValueError if fitting else FileNotFoundError
+            raise problem(f"{step} has {len(fitting)} files like {pattern.pattern} of rank {chosen}, not one")
         found.append(step / fitting[0])
     return found[0], found[1]
 

@@ -335,34 +335,36 @@ def python():
     return str(BUILD / "venv" / "bin" / "python")
 
 
-def environment():
-    """The environment for DeepSpeed on the CPU. With another compiler than in venv.sh it would compile its
-    extensions again."""
+def environment(deepspeed=None):
+    """The environment for DeepSpeed on the CPU, of the version that venv.sh installs or of another one (venv.sh --deepspeed).
+    With another compiler than in venv.sh it would compile its extensions again."""
+    home = BUILD / f"deepspeed-{deepspeed}" if deepspeed else BUILD
     drop = ("CKPTFS", "DS_", "TORCH_", "PYTHONDONTWRITEBYTECODE")
     keep = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
-    return dict(keep, DS_ACCELERATOR="cpu", TORCH_EXTENSIONS_DIR=str(BUILD / "torch_extensions"), CC="gcc", CXX="g++",
+    return dict(keep, DS_ACCELERATOR="cpu", TORCH_EXTENSIONS_DIR=str(home / "torch_extensions"), CC="gcc", CXX="g++",
                 PATH=f"{BUILD / 'venv' / 'bin'}:{os.environ['PATH']}", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1",
-                CUDA_VISIBLE_DEVICES="", PYTHONPYCACHEPREFIX=str(BUILD / "pycache"), MASTER_ADDR="127.0.0.1")
+                CUDA_VISIBLE_DEVICES="", PYTHONPYCACHEPREFIX=str(BUILD / "pycache"), MASTER_ADDR="127.0.0.1",
+                PYTHONPATH=f"{REPOSITORY / 'gpu' / 'python'}{os.pathsep}{home / 'packages'}")
 
 
 @contextlib.contextmanager
-def ranks_running(count, arguments, output, patched=False, script="train.py", ranks_per_node=None, forked=None):
+def ranks_running(count, arguments, output, patched=False, script="train.py", ranks_per_node=None, forked=None,
+                  deepspeed=None):
     """The processes of a training, perhaps under `python -m ckptfs.patch`, on one node or, as their environment says,
     several. At the end none is left, nor what DeepSpeed leaves in /dev/shm, 66 MiB per rank.
 
-    They are forked from a process that has loaded the modules `forked` (forked_ranks.py). With none, and under
-    ckptfs.patch, each is started as a user does."""
+    They are forked from a process that has loaded the modules `forked` (forked_ranks.py). With none, under ckptfs.patch, and
+    with a version of `deepspeed`, each is started as a user does."""
     port = free_port()
     local = ranks_per_node or count
-    shared = dict(environment(), WORLD_SIZE=str(count), LOCAL_SIZE=str(local), MASTER_PORT=str(port))
+    shared = dict(environment(deepspeed), WORLD_SIZE=str(count), LOCAL_SIZE=str(local), MASTER_PORT=str(port))
     if ranks_per_node:
         shared["LOCAL_WORLD_SIZE"] = str(local)
-    shared["PYTHONPATH"] = str(REPOSITORY / "gpu" / "python")
     each = [dict(shared, RANK=str(rank), LOCAL_RANK=str(rank % local)) for rank in range(count)]
     path = HERE / script
     if forked is None:
         forked = forked_ranks.TRAINERS if path.parent == HERE else forked_ranks.TORCH
-    if patched or not forked:
+    if patched or deepspeed or not forked:
         program = [python(), *(["-m", "ckptfs.patch"] if patched else []), str(path), *arguments]
         processes = [subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=own)
                      for own in each]
@@ -412,6 +414,6 @@ def run_trainer(scene, name, output_dir, steps, *options):
     return json.loads(out.read_text())
 
 
-def install():
-    """DeepSpeed in build/venv, once."""
-    subprocess.run([str(HERE / "venv.sh")], check=True)
+def install(deepspeed=None):
+    """DeepSpeed in build/venv, once; or another version beside it."""
+    subprocess.run([str(HERE / "venv.sh"), *(["--deepspeed", deepspeed] if deepspeed else [])], check=True)

@@ -114,8 +114,13 @@ def without_state(content):
     base_of(content)["state"] = {}
 
 
-def make_steps(torch, series):
-    """name -> (tag, what has to be said); by one rank."""
+def without_bias_correction(content):
+    for group in base_of(content)["param_groups"]:
+        group["bias_correction"] = False
+
+
+def make_steps(torch, series, of_torch):
+    """name -> (tag, what has to be said); by one rank. `of_torch`: the engine's Adam is torch's."""
     def make(name, words, **changes):
         return changed(torch, series, name, **changes), words
     more_of_adam = lambda content: next(iter(base_of(content)["state"].values())).update(max_exp_avg_sq=torch.zeros(1))
@@ -139,6 +144,7 @@ def make_steps(torch, series):
         make("experts", "expert checkpoints",
              of_folder=lambda step: (step / "layer_0_expert_0_mp_rank_00_model_states.pt").touch()),
         make("empty", "has 0 files like", of_folder=lambda step: [file.unlink() for file in files_of(step)]),
+        *([make("no_bias", "torch's Adam has none", of_optimizer=without_bias_correction)] if of_torch else []),
         ("global_step99", "global_step99"),
     ]
 
@@ -226,7 +232,7 @@ def main():
     load = functools.partial(ckptfs.deepspeed.load_checkpoint, engine, series)
     result = {"wrong": [], "changed": []}
     if not options.untouched:
-        offered = [make_steps(torch, series)] if rank == 0 else [None]
+        offered = [make_steps(torch, series, options.stage < 3)] if rank == 0 else [None]
         torch.distributed.broadcast_object_list(offered)
         before = state_of(torch, deepspeed, engine)
         offers = [(words, contextlib.nullcontext(), {"tag": tag}) for tag, words in offered[0]]

@@ -9,7 +9,7 @@ import pytest
 
 from checking import equal, true
 from harness import RUN_TIMEOUT, Ckptfs, digest, environment, python, ranks_running, tree, wait_for_ranks
-from mounting import REPOSITORY, Failure
+from mounting import Failure
 
 pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(1200)]
 
@@ -124,7 +124,7 @@ def test_launchers(venv, scratch, launcher):
     """The ranks that a launcher starts are patched."""
     (scratch / "show.py").write_text(SHOW)
     words = [python(), "-m", "ckptfs.patch", *launcher, str(scratch / "show.py")]
-    shared = dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python"), PET_MASTER_PORT="0", HOME=str(scratch))
+    shared = dict(environment(), PET_MASTER_PORT="0", HOME=str(scratch))
     done = subprocess.run(words, env=shared, capture_output=True, text=True, timeout=RUN_TIMEOUT, check=False)
     if done.returncode != 0:
         raise Failure(f"{words} ended with {done.returncode}:\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
@@ -136,8 +136,7 @@ def test_a_folder_is_no_script(venv, scratch):
     (scratch / "python").mkdir()
     (scratch / "script").mkdir()
     (scratch / "script/__main__.py").write_text("print('as Python runs a folder')")
-    shared = dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python"),
-                  PATH=f"{os.path.dirname(python())}:{os.environ['PATH']}")
+    shared = dict(environment(), PATH=f"{os.path.dirname(python())}:{os.environ['PATH']}")
     for words, told in ((["python", "-c", "print('as a shell does')"], "as a shell does"),
                         (["script"], "as Python runs a folder")):
         done = subprocess.run([python(), "-m", "ckptfs.patch", *words], env=shared, cwd=scratch, capture_output=True,

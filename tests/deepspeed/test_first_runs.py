@@ -27,7 +27,7 @@ def runs(scene, page, mount, *command):
     (scene.work / "train.py").write_text(script_of(page, mount))
     with socket.create_server(("127.0.0.1", 0)) as probe:  # torchrun takes 29500, which another test may have
         port = probe.getsockname()[1]
-    shared = dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python"), PET_MASTER_PORT=str(port))
+    shared = dict(environment(), PET_MASTER_PORT=str(port))
     done = subprocess.run([str(word) for word in command], cwd=scene.work, env=shared, capture_output=True, text=True,
                           timeout=RUN_TIMEOUT, check=False)
     if done.returncode != 0:

@@ -21,7 +21,7 @@ import pytest
 
 from checking import equal, true
 from harness import HERE, RUN_TIMEOUT, Ckptfs, PlainXfs, Tmpfs, environment, python, rank_server
-from mounting import CKPTFS, LEVEL, REPOSITORY, Failure, by_level, run, wait_until
+from mounting import CKPTFS, LEVEL, Failure, by_level, run, wait_until
 from ports import free_port
 from trainer import TENSORS, digests
 
@@ -54,7 +54,7 @@ class Run:
         self.log = scene.work / "killed.log"
         self.port = str(free_port())
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1", "MASTER_PORT": self.port}
-        shared = dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python"))
+        shared = environment()
         shared |= alone if words[0] == "paced.py" else {}
         asked, self.asking = os.pipe()
         self.answers, answering = os.pipe()
@@ -243,7 +243,7 @@ def test_an_empty_latest_is_told_of(venv, scratch):
     """A save that was killed between the opening and the writing of `latest` leaves it so."""
     (scratch / "latest").touch()
     program = f"import ckptfs.deepspeed; ckptfs.deepspeed.latest_of({str(scratch)!r})"
-    shared = dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python"))
+    shared = environment()
     done = subprocess.run([python(), "-c", program], env=shared, capture_output=True, text=True, check=False)
     true(f"{scratch}/latest is empty" in done.stderr and "write the tag of a complete step" in done.stderr, done.stderr)
 

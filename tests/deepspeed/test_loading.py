@@ -140,7 +140,7 @@ def examples(text, *headings):
 
 def run_python(mount, program):
     done = subprocess.run([python(), "-c", program.replace("/ckpt/", f"{mount.path}/")], capture_output=True, text=True,
-                          timeout=200, check=False, env=dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python")))
+                          timeout=200, check=False, env=environment())
     equal((done.returncode, done.stdout.strip()), (0, "through"), done.stderr[-3000:])
 
 

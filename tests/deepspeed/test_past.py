@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from harness import (HERE, REPOSITORY, RUN_TIMEOUT, Ckptfs, environment, equal, python, ranks_running, true,
+from harness import (HERE, RUN_TIMEOUT, Ckptfs, environment, equal, python, ranks_running, true,
                      wait_for_ranks)
 from mounting import MIB, run, wait_until
 
@@ -175,7 +175,7 @@ def with_trainer(scene, name, output_dir, *options):
     command = [python(), HERE / "trainer.py", "--output-dir", output_dir, "--width", "256", "--log", "--out", out, *options]
     with open(log, "wb") as output:
         ended = subprocess.run([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                               env=dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python")), timeout=RUN_TIMEOUT,
+                               env=environment(), timeout=RUN_TIMEOUT,
                                check=False)
     text = log.read_text(errors="replace")
     equal(ended.returncode, 0, f"trainer.py: {text[-3000:]}")

@@ -10,7 +10,6 @@ import subprocess
 import pytest
 
 from harness import Ckptfs, Failure, Tmpfs, environment, equal, python, ranks_running, true, wait_for_ranks
-from mounting import REPOSITORY
 
 pytestmark = [pytest.mark.builds("venv"), pytest.mark.timeout(1800)]
 
@@ -96,7 +95,7 @@ def test_resume(scene, run_):
 def check_of(path):
     program = "import ckptfs.deepspeed, sys; found = ckptfs.deepspeed.check(sys.argv[1]); print(found.safe, found.reason)"
     done = subprocess.run([python(), "-c", program, path], capture_output=True, text=True, check=False,
-                          env=dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python")))
+                          env=environment())
     if done.returncode != 0:
         raise Failure(done.stderr)
     return done.stdout.split(" ", 1)

@@ -6,7 +6,6 @@ import subprocess
 import pytest
 
 from harness import Ckptfs, Failure, environment, equal, python, ranks_running, true, wait_for_ranks
-from mounting import REPOSITORY
 
 pytestmark = [pytest.mark.builds("venv"), pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -33,7 +32,7 @@ print(json.dumps([count, wrong]))
 def runs(program, *arguments, module=False):
     command = [python(), *(["-m"] if module else []), program, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False,
-                          env=dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python")))
+                          env=environment())
     return done
 
 
@@ -82,7 +81,7 @@ def test_nothing_is_run(scene):
     """Of what lies in a file of states."""
     file, made = scene.work / "optim_states.pt", scene.work / "made by the file"
     done = subprocess.run([python(), "-c", HOSTILE, file, made], capture_output=True, text=True, check=False,
-                          env=dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python")))
+                          env=environment())
     true(str(file) in must(done, "a hostile file"), f"the words: {done.stdout}")
     true(not made.exists(), "what lay in the file was run")
 
@@ -135,7 +134,7 @@ def test_refusals(scene):
             true(words in done.stderr, f"the words for {step}: {done.stderr[-300:]}")
         bare = subprocess.run([python(), "-S", "-m", "ckptfs.universal", mount.path / "steps", mount.path / "out"],
                               capture_output=True, text=True, check=False,
-                              env=dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python")))
+                              env=environment())
         equal(bare.returncode, 1, "the status without torch")
         true("that has torch" in bare.stderr and "Traceback" not in bare.stderr, f"the words without torch: {bare.stderr}")
         equal(sorted(path.name for path in mount.path.iterdir()), ["steps"], "what is left")

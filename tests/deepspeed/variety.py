@@ -96,9 +96,23 @@ def model_class(torch, width):
     return Model
 
 
+def pretend_to_pin(accelerator):
+    """Older versions swap pinned memory only, which the CPU has not. As on a GPU it is what they have pinned."""
+    pinned = []
+
+    def pin(tensor, align_bytes=1):
+        pinned.append(tensor)
+        return tensor
+
+    accelerator.pin_memory = pin
+    accelerator.is_pinned = lambda tensor: any(0 <= tensor.data_ptr() - one.data_ptr() < one.nbytes for one in pinned)
+
+
 def build(torch, deepspeed, options, scheduler=False):
     if options.dtype == "fp16":  # torch computes it on any processor; DeepSpeed wants instructions for it
         deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
+    if deepspeed.__version__.startswith(("0.16.", "0.17.", "0.18.")):
+        pretend_to_pin(deepspeed.accelerator.get_accelerator())
     config = deepspeed_config(options, scheduler)
     make = model_class(torch, options.width)
     if options.stage == 3:

@@ -142,7 +142,7 @@ def run_python(mount, program):
     """Runs a program that has /ckpt in it where the mount is."""
     done = subprocess.run([python(), "-W", "ignore", "-c", program.replace("/ckpt/", f"{mount.path}/")],
                           capture_output=True, text=True, timeout=120, check=False,
-                          env=dict(environment(), PYTHONPATH=str(REPOSITORY / "gpu" / "python")))
+                          env=environment())
     equal((done.returncode, done.stdout.strip()), (0, "through"), done.stderr[-3000:])
 
 

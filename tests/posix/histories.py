@@ -143,6 +143,8 @@ class History(HistoryChecks):
         step.writers.add(training)
         was_done = error and not rest and done + 1 == len(operations)  # perhaps, as the daemon died over the last one
         step.whole = MAYBE if mixes or was_done else NO
+        if was_done and step.loss is None:
+            step.loss = loss  # its trainer_state.json came last
         step.alone = False
         step.writer = training
         if error:

@@ -347,10 +347,10 @@ def test_a_slow_link(disk, work, server, scratch, mode, monkeypatch):
         way.end()
 
 
-def test_one_damaged_object_does_not_hold_up_others(disk, work, scratch, mode):
+def test_one_damaged_object_does_not_hold_up_others(fresh_disk, work, scratch, mode):
     """A part that another slot has put is damaged. So its step cannot be committed, but those after it are."""
     url = f"file://{scratch}"
-    stores = [Store(disk / f"damaged{slot}") for slot in (0, 1)]
+    stores = [Store(fresh_disk / f"damaged{slot}") for slot in (0, 1)]
     with mounted(stores[0], work / "mnt-d0", mode=mode, options=QUIET) as first, \
          mounted(stores[1], work / "mnt-d1", mode=mode, options=QUIET) as second:
         series = [mount.path / "steps" for mount in (first, second)]
@@ -367,10 +367,10 @@ def test_one_damaged_object_does_not_hold_up_others(disk, work, scratch, mode):
         equal(ckptfs("remote", "latest", url).strip(), "global_step2", "latest")
 
 
-def test_a_damaged_step_lends_nothing(disk, work, scratch, mode):
+def test_a_damaged_step_lends_nothing(fresh_disk, work, scratch, mode):
     """What the newest committed step has is borrowed from it. If it is lost there, later steps are sent as a whole."""
     url = f"file://{scratch}"
-    with mounted(Store(disk / "lender"), work / "mnt-lender", mode=mode, options=QUIET) as mount:
+    with mounted(Store(fresh_disk / "lender"), work / "mnt-lender", mode=mode, options=QUIET) as mount:
         series = mount.path / "steps"
         ckptfs("remote", "add", url, series)
         fill(series / "global_step1", seed=1)
@@ -379,5 +379,5 @@ def test_a_damaged_step_lends_nothing(disk, work, scratch, mode):
         part.write_bytes(part.read_bytes()[:-1])
         fill(series / "global_step2", seed=1)
         wait_for(series / "global_step2", "committed global_step2")
-        ckptfs("remote", "export", f"{url}/global_step2", work / "out-lender")
-        equal(tree(work / "out-lender"), tree(series / "global_step2"), "what came back")
+        ckptfs("remote", "export", f"{url}/global_step2", scratch / "out")
+        equal(tree(scratch / "out"), tree(series / "global_step2"), "what came back")

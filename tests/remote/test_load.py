@@ -30,7 +30,7 @@ GROUP = Ranks("group_ranks.py")
 
 def act(name, variables=None, **arguments):
     """What loads.py says. It is forked from a process that has loaded torch."""
-    given = harness.environment() | {"PYTHONPATH": str(REPOSITORY / "gpu" / "python")} | (variables or {})
+    given = harness.environment() | (variables or {})
     words = [LOADS, name, json.dumps({key: str(value) if isinstance(value, os.PathLike) else value
                                       for key, value in arguments.items()})]
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:

@@ -352,8 +352,8 @@ def test_a_link_that_hangs(server, work, disk, mode, scratch, monkeypatch):
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     server.make_bucket()
-    url = f"s3://{BUCKET}/hangs"
-    with mounted(Store(disk / "hangs"), work / "mnt-hangs", mode=mode, options=QUIET) as mount:
+    url = f"s3://{BUCKET}/hangs-{mode}"
+    with mounted(Store(disk / f"hangs-{mode}"), work / "mnt-hangs", mode=mode, options=QUIET) as mount:
         ckptfs("remote", "add", url, mount.path / "steps", "--endpoint", server.endpoint)
         step = mount.path / "steps/global_step1"
         fill(step, size=3 * MIB)

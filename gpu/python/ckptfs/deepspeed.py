@@ -48,7 +48,7 @@ __all__ = ["Alignment", "CheckpointEngine", "NotSupported", "accumulation_steps"
 Loaded: TypeAlias = "tuple[str | None, dict[str, Any] | None]"
 _log = logging.getLogger("ckptfs")
 
-TESTED = ("0.19.8",)
+TESTED = ("0.18.9", "0.19.8")
 IDS = "ckptfs.ds_ids.json"  # in the step: name -> ds_id, for the views
 
 

@@ -1,4 +1,4 @@
-"""Which part of each parameter a rank's ZeRO optimizer of DeepSpeed has, and where in its buffers (DeepSpeed 0.19.8).
+"""Which part of each parameter a rank's ZeRO optimizer of DeepSpeed has, and where in its buffers (DeepSpeed 0.18.9, 0.19.8).
 
 ZeRO-3 (runtime/zero/stage3.py): a rank has ceil(elements / ranks) of each flattened parameter, the last ones with padding. A
 sub-group is a run of parameters of one param group; it ends when this rank's parts of them reach sub_group_size, so the
@@ -13,6 +13,7 @@ ranks, and not with others.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,8 +134,8 @@ class Zero12:
     """An optimizer of ZeRO 1 or 2. The model has each parameter whole."""
 
     stage = "ZeRO 1 or 2"
-    inside = ("round_robin_bit16_groups", "round_robin_bit16_offsets", "single_partition_of_fp32_groups",
-              "clip_grad", "update_lp_params", "_link_all_hp_params", "_hp_optimizer_states_linked")
+    inside = ("round_robin_bit16_groups", "single_partition_of_fp32_groups", "clip_grad", "update_lp_params",
+              "_link_all_hp_params", "_hp_optimizer_states_linked")
 
     def __init__(self, optimizer: Any, names: Mapping[Parameter, str]) -> None:
         self._optimizer, self._rank, self._names = optimizer, dist.get_rank(group=optimizer.dp_process_group), names
@@ -165,9 +166,16 @@ class Zero12:
 
     def parts(self, group: SubGroup) -> Iterator[Part]:
         first, size = self._rank * group.flat.numel(), group.flat.numel()
-        for param, at in zip(group.params, self._optimizer.round_robin_bit16_offsets[group.number], strict=True):
+        for param, at in zip(group.params, self._offsets(group), strict=True):
             begin, end = (min(max(border - at, 0), param.numel()) for border in (first, first + size))
             yield Part(param, begin, end, max(at + begin - first, 0))
+
+    def _offsets(self, group: SubGroup) -> list[int]:
+        """Where each of its parameters begins. Before 0.19 there is no padding between them, and nothing that tells it."""
+        told = getattr(self._optimizer, "round_robin_bit16_offsets", None)
+        if told is not None:
+            return list(told[group.number])
+        return list(itertools.accumulate((param.numel() for param in group.params[:-1]), initial=0))
 
     @staticmethod
     def frozen(param: Parameter) -> tuple[torch.Tensor, Part]:

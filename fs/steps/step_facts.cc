@@ -374,7 +374,8 @@ Result<StepStatus> StepFactsFinder::inspect_step(meta::InodeNumber step, const s
   TRY_ASSIGN(const Declared declared, declared_of(tree_, step));
   TRY_ASSIGN(CachedFacts known, judge(step, changes, declared, now.used, status));
   const bool told = status.record.sealed || known.saved_alone;
-  if (!told && !known.damaged && !known.mapped && known.fingerprint != io::Digest{})
+  const bool as_it_was = is_as_it_was(known.times, status.ledger, known.judgement);
+  if (!told && !as_it_was && !known.damaged && !known.mapped && known.fingerprint != io::Digest{})
     TRY_SET(known.judgement, heed_declared(store_, step, status.ledger, declared, std::move(known.judgement)));
   if (!told && !declared.whole) {
     known.judgement = heed_second_save(known.times, status.ledger, std::move(known.judgement));

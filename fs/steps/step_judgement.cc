@@ -173,6 +173,11 @@ SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::St
   return times;
 }
 
+bool is_as_it_was(const SaveTimes& times, const meta::LedgerEntry& ledger, const CompletenessJudgement& by_files) {
+  return by_files.completeness == Completeness::complete && ledger.whole != meta::WallTime() &&
+         std::max(times.saved_at, times.first_written_at) <= ledger.whole;
+}
+
 CompletenessJudgement heed_second_save(const SaveTimes& times, const meta::LedgerEntry& ledger,
                                        meta::formats::CompletenessJudgement judgement) {
   const bool begun = !times.first_written.empty() && times.first_written_at > ledger.whole;

@@ -64,6 +64,11 @@ struct SaveTimes {
 };
 SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::StepNames& names);
 
+// Is it complete by its files, and has nobody changed one that a save writes since it was found whole? Then no word of
+// users has to tell anew that it is whole: others have only added something, as a converter its model.
+bool is_as_it_was(const SaveTimes& times, const meta::LedgerEntry& ledger,
+                  const meta::formats::CompletenessJudgement& by_files);
+
 // What is to be thought of a step that is complete by its files.
 meta::formats::CompletenessJudgement heed_second_save(const SaveTimes& times, const meta::LedgerEntry& ledger,
                                                       meta::formats::CompletenessJudgement judgement);

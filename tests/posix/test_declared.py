@@ -311,6 +311,19 @@ def test_a_tracker_file_of_the_save_before_tells_nothing(mount):
     become(mount, {100: "complete"})
 
 
+def test_what_others_add_leaves_it_whole(mount):
+    """A notebook converts the newest step; then another run writes a part of it anew."""
+    make_series(mount, keep_last=1, steps="iter_*", complete_when=TRACKER)
+    step = mount.path / SERIES / "iter_0000100"
+    sampled_step(step, "dcp", (".metadata", "__0_0.distcp", "__1_0.distcp"))
+    write(mount.path / SERIES / TRACKER, b"100")
+    become(mount, {100: "complete"})
+    in_child(lambda: (time.sleep(OLD), write(step / "pytorch_model.bin", os.urandom(4096))))
+    become(mount, {100: "complete"})
+    in_child(lambda: (time.sleep(OLD), write(step / "__0_0.distcp", (step / "__0_0.distcp").read_bytes())))
+    become(mount, {100: "unknown"})
+
+
 def test_a_step_keeps_its_number(mount):
     make_series(mount, keep_every=1000, keep_last=1, steps="iter_*", complete_when="done")
     write_iteration(mount, 1000)

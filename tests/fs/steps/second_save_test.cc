@@ -30,6 +30,20 @@ TEST(SecondSave, UntilAllIsNewer) {
   EXPECT_EQ(judge(20, 19), Completeness::complete);
 }
 
+TEST(SecondSave, WhatIsAddedLeavesItAsItWas) {
+  const meta::LedgerEntry whole{.by_run = true, .whole = WallTime(seconds(10))};
+  const auto saved = [](int first_written, int last) {
+    return SaveTimes{.newest = WallTime(seconds(99)),
+                     .first_written_at = WallTime(seconds(first_written)),
+                     .saved_at = WallTime(seconds(last))};
+  };
+  EXPECT_TRUE(is_as_it_was(saved(9, 10), whole, {Completeness::complete, {}}));
+  EXPECT_FALSE(is_as_it_was(saved(11, 10), whole, {Completeness::complete, {}}));
+  EXPECT_FALSE(is_as_it_was(saved(9, 11), whole, {Completeness::complete, {}}));
+  EXPECT_FALSE(is_as_it_was(saved(9, 10), whole, {Completeness::unknown, {}}));
+  EXPECT_FALSE(is_as_it_was(saved(9, 10), {}, {Completeness::complete, {}})) << "it was never whole";
+}
+
 TEST(SecondSave, OfAnotherRunOnly) {
   EXPECT_EQ(judge(20, 8, false), Completeness::complete);
   SaveTimes times{.first_written = "model.safetensors", .first_written_at = WallTime(seconds(20))};

@@ -174,8 +174,13 @@ SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::St
 }
 
 bool is_as_it_was(const SaveTimes& times, const meta::LedgerEntry& ledger, const CompletenessJudgement& by_files) {
-  return by_files.completeness == Completeness::complete && ledger.whole != meta::WallTime() &&
-         std::max(times.saved_at, times.first_written_at) <= ledger.whole;
+  const bool newer = std::max(times.saved_at, times.first_written_at) > ledger.whole;
+  if (by_files.completeness != Completeness::complete || ledger.whole == meta::WallTime() || newer) return false;
+  // A clock that was set back dates a change before that, so who wrote the files counts, too.
+  return std::ranges::none_of(times.writers, [&ledger](const auto& writer) {
+    const auto is_it = [&writer](const meta::StepWriter& one) { return one.is_program(writer.first); };
+    return writer.first == 0 || std::ranges::any_of(ledger.writers, is_it);
+  });
 }
 
 CompletenessJudgement heed_second_save(const SaveTimes& times, const meta::LedgerEntry& ledger,

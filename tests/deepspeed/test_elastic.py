@@ -109,13 +109,13 @@ def test_of_older_versions(scene, version):
     """Exactly and by names, and a step of the older version goes into the newest one, and the other way round."""
     install(version)
     with Ckptfs().place(scene) as mount:
-        exact, pipelined, newer = (mount.path / name for name in ("steps", "pipelined", "newer"))  # it saves no tag twice
+        exact, pipelined, newer = (mount.path / name for name in ("steps", "pipelined", "newer"))  # 0.18 saves no tag twice
         for series in (pipelined, newer):
             series.mkdir()
         saved = goes_on_exactly(scene, exact, (), version)
         goes_into(scene, exact, saved, (), OF_OLDER, version)
         goes_into(scene, exact, saved, (), OF_OLDER)
-        # Of a pipelined engine it cannot tell the state. It does not train with ZeRO 1 and 2 of several ranks and this torch.
+        # It cannot tell the state of a pipelined engine. With this torch it does not train with ZeRO 1 or 2 on several ranks.
         goes_on_exactly(scene, pipelined, ("--pipeline", "--no-state"), version)
         train(scene, 3, "by-names", "--steps", 1, "--resume", pipelined, "--pipeline", "--no-state", deepspeed=version)
         saved, _ = train(scene, 2, "newer", "--steps", BEFORE, "--save", newer)

@@ -97,7 +97,7 @@ def model_class(torch, width):
 
 
 def pretend_to_pin(accelerator):
-    """Older versions swap pinned memory only, which the CPU has not. As on a GPU it is what they have pinned."""
+    """Version 0.18 swaps pinned memory only, and pins none on the CPU. So what it asks to pin counts as pinned, as on a GPU."""
     pinned = []
 
     def pin(tensor, align_bytes=1):
@@ -111,7 +111,7 @@ def pretend_to_pin(accelerator):
 def build(torch, deepspeed, options, scheduler=False):
     if options.dtype == "fp16":  # torch computes it on any processor; DeepSpeed wants instructions for it
         deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
-    if deepspeed.__version__.startswith(("0.16.", "0.17.", "0.18.")):
+    if deepspeed.__version__.startswith("0.18."):
         pretend_to_pin(deepspeed.accelerator.get_accelerator())
     config = deepspeed_config(options, scheduler)
     make = model_class(torch, options.width)

@@ -31,7 +31,8 @@ TEST(SecondSave, UntilAllIsNewer) {
 }
 
 TEST(SecondSave, WhatIsAddedLeavesItAsItWas) {
-  const meta::LedgerEntry whole{.by_run = true, .whole = WallTime(seconds(10))};
+  meta::LedgerEntry whole{.by_run = true, .whole = WallTime(seconds(10))};
+  whole.writers.emplace_back().program = 2;
   const auto saved = [](int first_written, int last) {
     return SaveTimes{.newest = WallTime(seconds(99)),
                      .first_written_at = WallTime(seconds(first_written)),
@@ -42,6 +43,11 @@ TEST(SecondSave, WhatIsAddedLeavesItAsItWas) {
   EXPECT_FALSE(is_as_it_was(saved(9, 11), whole, {Completeness::complete, {}}));
   EXPECT_FALSE(is_as_it_was(saved(9, 10), whole, {Completeness::unknown, {}}));
   EXPECT_FALSE(is_as_it_was(saved(9, 10), {}, {Completeness::complete, {}})) << "it was never whole";
+  for (const auto& [program, wanted] : std::map<uint64_t, bool>{{0, false}, {1, true}, {2, false}}) {
+    SaveTimes set_back = saved(9, 10);
+    set_back.writers[program] = "__0_0.distcp";
+    EXPECT_EQ(is_as_it_was(set_back, whole, {Completeness::complete, {}}), wanted) << program;
+  }
 }
 
 TEST(SecondSave, OfAnotherRunOnly) {

@@ -58,7 +58,7 @@ Result<json> wait_for(const Target& target) {
       std::fprintf(stderr, "ckptfs: %s: %s; waiting\n", printable(target.path).c_str(), printable(words).c_str());
       told = words;
     }
-    progress.show(state.value("sent", uint64_t{0}) + state.value("borrowed", uint64_t{0}),
+    progress.show(state.value("sent", uint64_t{0}) + state.value("copied", uint64_t{0}),
                   state.value("bytes", uint64_t{0}));
     std::this_thread::sleep_for(kLook);
   }

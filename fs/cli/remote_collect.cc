@@ -1,15 +1,10 @@
 // ckptfs remote rm and gc: steps are removed from a remote, and what nobody needs any more is deleted there.
-#include <sys/stat.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <vector>
 
 #include "fs/cli/format.h"
@@ -30,7 +25,6 @@ namespace {
 
 using meta::remote::CollectorReport;
 using meta::remote::CommittedStep;
-using meta::remote::Look;
 using meta::remote::StepAddress;
 using nlohmann::json;
 
@@ -108,8 +102,8 @@ Result<int> run_remote_rm(const RemoveArguments& arguments) {
   return print_answer(arguments.options.as_json, {{"url", remote.store->url()}, {"removed", removed}}, [&] {
     for (const json& step : removed) std::printf("%s: removed\n", printable(step.get<std::string>()).c_str());
     std::printf(
-        "Whoever has a step open there can read it for another day. Its space comes back after two days, in which the\n"
-        "mount of slot 0 runs the collector, or: ckptfs remote gc %s\n",
+        "Whoever has a step open there can read it for another day. Then the mount of slot 0 deletes its files, or:\n"
+        "ckptfs remote gc %s\n",
         printable(remote.store->url()).c_str());
   });
 }
@@ -119,27 +113,7 @@ Result<int> run_remote_rm(const RemoveArguments& arguments) {
 struct CollectArguments {
   RemoteOptions options;
   bool dry_run = false;
-  bool restored = false;
 };
-
-// Where this machine keeps what it has seen of a remote: a store that was rolled back does not know it.
-Result<std::string> memory_file(const std::string& id) {
-  const char* const state = std::getenv("XDG_STATE_HOME");
-  const char* const home = std::getenv("HOME");
-  std::filesystem::path folder;
-  if (state != nullptr && *state == '/') {
-    folder = state;
-  } else if (home != nullptr && *home == '/') {
-    folder = std::filesystem::path(home) / ".local" / "state";
-  } else {
-    return Error(ENOENT, "neither XDG_STATE_HOME nor HOME says where to keep what was seen there; set one of them");
-  }
-  folder /= "ckptfs";
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) return Error(error.value(), folder.string() + ": " + error.message());
-  return (folder / (id + ".look")).string();
-}
 
 struct Collected {
   CollectorReport report;
@@ -147,20 +121,15 @@ struct Collected {
 };
 
 Result<Collected> collect_there(const Remote& remote, const CollectArguments& arguments) {
-  TRY_ASSIGN(const auto facts, meta::remote::read_facts(*remote.store, limits_of(remote)));
-  TRY_ASSIGN(const std::string file, memory_file(facts.id));
-  TRY_ASSIGN(std::optional<Look> memory, meta::remote::read_memory(file));
+  TRY(meta::remote::read_facts(*remote.store, limits_of(remote)));
   Progress line("looking");
   meta::remote::CollectorSettings settings;
   settings.host = io::host_name();
   settings.time = remote.time;
   settings.dry_run = arguments.dry_run;
-  settings.restored = arguments.restored;
   settings.stop = limits_of(remote).stop;
   settings.progress = [&line](const auto& progress) { line.show_count(progress.what, progress.objects); };
-  auto report = meta::remote::collect(*remote.store, settings, memory);
-  // What was seen before an error counts, too.
-  if (memory && !arguments.dry_run) TRY(meta::remote::write_memory(file, *memory));
+  auto report = meta::remote::collect(*remote.store, settings);
   TRY(report);
   return Collected{std::move(report).value(), arguments.dry_run};
 }
@@ -183,9 +152,9 @@ json collected_json(const Collected& collected, const Remote& remote) {
       {"removed", std::move(removed)},
       {"ended", std::move(ended)},
       {"deleted", amount_json(report.deleted)},
-      {"waiting", amount_json(report.garbage)},
-      {"waiting_until", report.garbage.objects == 0 ? json() : json(seconds_of(report.now + meta::remote::a_day()))},
-      {"swept", report.swept},
+      {"waiting", amount_json(report.waiting)},
+      {"waiting_until", report.waiting.objects == 0 ? json() : json(seconds_of(report.now + meta::remote::a_day()))},
+      {"uploads", report.uploads},
       {"warnings", report.warnings},
       {"requests", cost_of(remote.store->counts())}};
 }
@@ -205,13 +174,12 @@ void print_collected(const Collected& collected, const Remote& remote) {
     std::printf("%sended %s: nothing has come of this push for a week\n", would, printable(push.text()).c_str());
   }
   std::printf("%sdeleted: %s\n", would, amount_text(report.deleted).c_str());
-  if (report.garbage.objects > 0) {
-    std::printf("waits: %s; a run from %s on can delete it\n", amount_text(report.garbage).c_str(),
+  if (report.waiting.objects > 0) {
+    std::printf("waits: %s; a run from %s on deletes it\n", amount_text(report.waiting).c_str(),
                 utc_time(seconds_of(report.now + meta::remote::a_day())).c_str());
   }
-  if (report.swept > 0) {
-    std::printf("swept: %s that killed writers have left\n",
-                counted(report.swept, "file or empty folder", "files and empty folders").c_str());
+  if (report.uploads > 0) {
+    std::printf("ended: %s, to which nothing has come for a week\n", counted(report.uploads, "upload").c_str());
   }
   for (const std::string& warning : report.warnings) {
     std::fprintf(stderr, "ckptfs: warning: %s\n", printable(warning).c_str());
@@ -238,7 +206,7 @@ void add_remote_rm(CLI::App& group, Chosen& chosen) {
   command->footer(
       "It does not ask. The newest step and a pinned one are refused. A mount that still has the step does not push "
       "it\n"
-      "again, unless it changes or `ckptfs push` asks for it. Space comes back after two days.\n"
+      "again, unless it changes or `ckptfs push` asks for it. Space comes back after a day.\n"
       "Example:\n  ckptfs remote rm file:///lustre/run7/global_step100");
   command->callback([arguments, &chosen] {
     arguments->options.url = arguments->addresses.front();
@@ -255,14 +223,11 @@ void add_remote_gc(CLI::App& group, Chosen& chosen) {
       group.add_subcommand("gc", "Carry out the rules of a remote, and delete what no step needs any more");
   add_remote_options(*command, arguments->options, "URL", "s3://BUCKET/PREFIX or file:///FOLDER");
   command->add_flag("--dry-run", arguments->dry_run, "Show what would be done, and change nothing");
-  command->add_flag("--restored", arguments->restored,
-                    "The store was restored from an older copy: what was seen there before does not count");
   command->footer(
       "The mount of slot 0 does it daily; by hand, or by cron without a mount, it may run on any machine, several "
       "times\n"
-      "at once. What is no longer needed is deleted when two runs, a day apart, have found it. It stops, and exits "
-      "with\n"
-      "1, if something is missing that was there before: a list is not whole, or the store was restored.\n"
+      "at once. What was removed is deleted a day later. A step that lacks files there counts for no rule, and none\n"
+      "removes it.\n"
       "Example:\n  ckptfs remote gc --dry-run file:///lustre/run7\n  ckptfs remote gc file:///lustre/run7");
   choose(*command, chosen, arguments, run_gc);
 }

@@ -27,7 +27,7 @@ struct UsageArguments {
 json usage_json(const RemoteUsage& usage, const Remote& remote) {
   json steps = json::array();
   for (const StepUsage& one : usage.steps) {
-    steps.push_back({{"step", one.step.name()}, {"files", one.files}, {"alone", one.alone}, {"shared", one.shared}});
+    steps.push_back({{"step", one.step.name()}, {"objects", one.objects}, {"bytes", one.bytes}});
   }
   return {{"url", remote.store->url()},
           {"objects", usage.objects},
@@ -40,9 +40,9 @@ json usage_json(const RemoteUsage& usage, const Remote& remote) {
 
 void print_usage(const RemoteUsage& usage, const Remote& remote) {
   using Align = Table::Align;
-  Table table({{"STEP"}, {"FILES", Align::right}, {"ALONE", Align::right}, {"SHARED", Align::right}});
+  Table table({{"STEP"}, {"OBJECTS", Align::right}, {"BYTES", Align::right}});
   for (const StepUsage& one : usage.steps) {
-    table.add({{one.step.name()}, {human_size(one.files)}, {human_size(one.alone)}, {human_size(one.shared)}});
+    table.add({{one.step.name()}, {std::to_string(one.objects)}, {human_size(one.bytes)}});
   }
   std::printf("%s: %s, %s\n%s", printable(remote.store->url()).c_str(), counted(usage.objects, "object").c_str(),
               human_size(usage.bytes).c_str(), table.text(stdout_is_terminal()).c_str());
@@ -72,12 +72,10 @@ Result<int> run_remote_du(const UsageArguments& arguments) {
 
 void add_remote_du(CLI::App& group, Chosen& chosen) {
   auto arguments = std::make_shared<UsageArguments>();
-  CLI::App* command = group.add_subcommand("du", "What each step of a remote costs there, alone and shared");
+  CLI::App* command = group.add_subcommand("du", "What each step of a remote costs there");
   add_remote_options(*command, arguments->options, "URL", "s3://BUCKET/PREFIX or file:///FOLDER");
   command->footer(
-      "ALONE is what the removal of the step gives back; what it shares stays with the others. It asks for one list "
-      "of\n"
-      "all objects, and for what each slot of each step holds.\n"
+      "A removal gives back all that the step takes. It asks for one list of all objects, and for each commit.\n"
       "Example:\n  ckptfs remote du file:///lustre/run7");
   choose(*command, chosen, arguments, run_remote_du);
 }

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "fs/cli/format.h"
+#include "meta/remote/remote_facts.h"
 
 namespace ckptfs::fs::cli {
 namespace {
@@ -39,6 +40,7 @@ io::RequestLimits limits_of(const Remote& remote) { return io::RequestLimits::wi
 Result<std::vector<meta::remote::CommittedStep>> standing_steps(const Remote& remote) {
   TRY_ASSIGN(auto steps, meta::remote::list_steps(*remote.store, limits_of(remote)));
   std::erase_if(steps, [](const auto& step) { return step.gone; });
+  if (steps.empty()) TRY(meta::remote::refuse_first_format(*remote.store, limits_of(remote)));
   return steps;
 }
 

@@ -16,8 +16,8 @@
 #include "fs/cli/system.h"
 #include "io/host.h"
 #include "io/text.h"
+#include "meta/remote/collector.h"
 #include "meta/remote/commit.h"
-#include "meta/remote/look.h"
 #include "meta/remote/remote_facts.h"
 #include "meta/remote/remote_rules.h"
 
@@ -63,34 +63,11 @@ Result<> apply_changes(RemoteRules& rules, const RuleChanges& changes) {
   return success();
 }
 
-// When the collector ran last, and where.
-struct LastLook {
-  Time when;
-  std::string host;
-};
-
-Result<std::optional<LastLook>> last_look(const Remote& remote) {
-  uint64_t newest = 0;
-  Time when;
-  const auto note = [&](const io::ObjectInfo& object) -> Result<> {
-    const auto n = meta::remote::parse_look_key(object.key);
-    if (n && *n > newest) {
-      newest = *n;
-      when = object.changed;
-    }
-    return success();
-  };
-  TRY(io::for_each_object(*remote.store, meta::remote::kLooks, note, limits_of(remote)));
-  if (newest == 0) return std::optional<LastLook>();
-  TRY_ASSIGN(const meta::remote::Look look, meta::remote::fetch_look(*remote.store, newest, limits_of(remote)));
-  return std::optional(LastLook{when, look.host});
-}
-
 struct PolicyReport {
   NumberedRules rules;
   std::vector<CommittedStep> steps;  // that stand
   std::vector<RuleDecision> decisions;
-  std::optional<LastLook> look;
+  std::optional<meta::remote::LastCollection> collected;
 };
 
 Result<PolicyReport> look_at_policy(const Remote& remote, const RuleChanges& changes, bool dry_run) {
@@ -106,7 +83,7 @@ Result<PolicyReport> look_at_policy(const Remote& remote, const RuleChanges& cha
   }
   TRY_ASSIGN(report.steps, standing_steps(remote));
   report.decisions = meta::remote::decide_by_rules(report.rules.rules, report.steps, std::chrono::system_clock::now());
-  TRY_ASSIGN(report.look, last_look(remote));
+  TRY_ASSIGN(report.collected, meta::remote::last_collection(*remote.store, limits_of(remote)));
   return report;
 }
 
@@ -127,12 +104,13 @@ json policy_json(const PolicyReport& report, const std::string& url) {
                      {"why", decision.why},
                      {"until", decision.until ? json(seconds_of(*decision.until)) : json()}});
   }
-  const json look = report.look ? json{{"time", seconds_of(report.look->when)}, {"host", report.look->host}} : json();
+  const auto& last = report.collected;
+  const json collected = last ? json{{"time", seconds_of(last->when)}, {"host", last->host}} : json();
   return {{"url", url},
           {"rules", meta::remote::texts_of(report.rules.rules)},
           {"pins", report.rules.rules.pins},
           {"set_by", report.rules.n == 0 ? json() : json(report.rules.host)},
-          {"collected", look},
+          {"collected", collected},
           {"steps", std::move(steps)}};
 }
 
@@ -171,10 +149,10 @@ void print_policy_of_remote(const PolicyReport& report, const std::string& url, 
               rules_text(report.rules.rules).c_str(), printable(by).c_str());
   const std::string pins = io::joined(report.rules.rules.pins);
   if (!pins.empty()) std::printf("pinned: %s\n", printable(pins).c_str());
-  if (report.look) {
+  if (report.collected) {
     std::printf("The collector ran last %s ago, on %s.\n",
-                human_age(std::time(nullptr) - seconds_of(report.look->when)).c_str(),
-                printable(report.look->host).c_str());
+                human_age(std::time(nullptr) - seconds_of(report.collected->when)).c_str(),
+                printable(report.collected->host).c_str());
   } else {
     std::printf("The collector has not run yet: the mount of slot 0 runs it daily, or: ckptfs remote gc %s\n",
                 printable(url).c_str());

@@ -84,7 +84,7 @@ std::string words_of(const json& step) {
 // "sent 12.0 GiB, 90.1 GiB were there; 1.1 GiB/s now"
 std::string moved(const json& remote) {
   std::string text = human_size(remote.value("sent", uint64_t{0})) + " sent, " +
-                     human_size(remote.value("borrowed", uint64_t{0})) + " were there already";
+                     human_size(remote.value("copied", uint64_t{0})) + " were there already";
   if (const uint64_t rate = remote.value("bytes_per_second", uint64_t{0}); rate > 0) {
     text += "; " + human_size(rate) + "/s now";
   }

@@ -1,5 +1,7 @@
 // ckptfs remote check, latest and ls: what a remote is, and which steps it has. All of it comes from lists and one
 // small object.
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -8,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "fs/cli/format.h"
@@ -17,6 +20,7 @@
 #include "fs/cli/remote_reading.h"
 #include "fs/cli/system.h"
 #include "meta/remote/commit.h"
+#include "meta/remote/layout.h"
 #include "meta/remote/remote_facts.h"
 #include "meta/remote/remote_rules.h"
 
@@ -35,6 +39,9 @@ json json_of(const CommittedStep& step) {
 
 // --- check
 
+struct CheckArguments {
+  RemoteOptions options;
+};
 struct Checked {
   std::optional<RemoteFacts> facts;
   std::vector<CommittedStep> steps;
@@ -49,9 +56,9 @@ Result<Checked> look_at(const Remote& remote) {
   if (facts) checked.facts = facts.value();
   TRY_ASSIGN(checked.steps, standing_steps(remote));
   if (!facts && !checked.steps.empty()) {
-    return Error(EPROTO, remote.store->url() +
-                             ": it has steps, but ckptfs.json is gone: bring that object back from a " +
-                             "copy or an older version of it");
+    return Error(EPROTO, fmt::format("{}: it has steps, but {} is gone: bring that object back from a copy or an older "
+                                     "version of it",
+                                     remote.store->url(), meta::remote::kFactsKey));
   }
   return checked;
 }
@@ -87,25 +94,51 @@ void print_checked(const Checked& checked, const std::string& url) {
   }
 }
 
-Result<int> run_check(const RemoteOptions& options) {
-  TRY_ASSIGN(const Remote remote, open_remote(options.url, options));
+Result<int> run_check(const CheckArguments& arguments) {
+  TRY_ASSIGN(const Remote remote, open_remote(arguments.options.url, arguments.options));
   TRY_ASSIGN(const Checked checked, look_at(remote));
   const std::string& url = remote.store->url();
-  return print_answer(options.as_json, json_of(checked, url), [&] { print_checked(checked, url); });
+  return print_answer(arguments.options.as_json, json_of(checked, url), [&] { print_checked(checked, url); });
 }
 
 // --- latest
 
-Result<int> run_latest(const RemoteOptions& options) {
-  TRY_ASSIGN(const Remote remote, open_remote(options.url, options));
-  const Waiting waiting("asking for the newest step");
+struct LatestArguments {
+  RemoteOptions options;
+  bool path = false;  // where its files lie, for other tools
+};
+
+Result<CommittedStep> newest_there(const Remote& remote) {
   TRY_ASSIGN(const auto steps, standing_steps(remote));
-  const auto newest = meta::remote::newest(steps);
-  if (!newest) {
-    return Error(ENOENT, remote.store->url() + ": no step is committed there (`ckptfs remote check` tells more)");
+  if (const auto newest = meta::remote::newest(steps)) return *newest;
+  return Error(ENOENT, remote.store->url() + ": no step is committed there (`ckptfs remote check` tells more)");
+}
+
+// Of each slot, the place that its files have in common.
+Result<std::vector<std::string>> places_of(const Remote& remote, const CommittedStep& step) {
+  TRY_ASSIGN(const auto commit, meta::remote::fetch_commit(*remote.store, step.decision, limits_of(remote)));
+  const auto slots = static_cast<uint32_t>(commit.parts.size());
+  std::vector<std::string> places;
+  for (const auto& part : commit.parts) {
+    places.push_back(remote.store->url() + "/" + meta::remote::file_key(part.push, slots, ""));
+    places.back().pop_back();  // the slash
   }
-  return print_answer(options.as_json, json_of(*newest),
-                      [&] { std::printf("%s\n", printable(newest->name()).c_str()); });
+  return places;
+}
+
+Result<int> run_latest(const LatestArguments& arguments) {
+  TRY_ASSIGN(const Remote remote, open_remote(arguments.options.url, arguments.options));
+  const Waiting waiting("asking for the newest step");
+  TRY_ASSIGN(const CommittedStep newest, newest_there(remote));
+  json answer = json_of(newest);
+  std::vector<std::string> lines{newest.name()};
+  if (arguments.path) {
+    TRY_ASSIGN(lines, places_of(remote, newest));
+    answer["paths"] = lines;
+  }
+  return print_answer(arguments.options.as_json, answer, [&] {
+    for (const std::string& line : lines) std::printf("%s\n", printable(line).c_str());
+  });
 }
 
 // --- ls
@@ -162,39 +195,32 @@ Result<int> run_remote_ls(const ListArguments& arguments) {
                       [&] { print_steps_of_remote(listed, url); });
 }
 
-// A command with no options of its own.
-void add_plain(CLI::App& group, Chosen& chosen, const char* name, const char* about, const char* footer,
-               Result<int> (*run)(const RemoteOptions&)) {
-  auto options = std::make_shared<RemoteOptions>();
-  CLI::App* command = group.add_subcommand(name, about);
-  add_remote_options(*command, *options, "URL", "s3://BUCKET/PREFIX or file:///FOLDER");
-  command->footer(footer);
-  command->callback([options, run, &chosen] {
-    chosen = [options, run] {
-      const auto code = run(*options);
-      return code ? code.value() : fail_remote(options->url, code.error());
-    };
-  });
-}
-
 }  // namespace
 
 void add_remote_check(CLI::App& group, Chosen& chosen) {
-  add_plain(
-      group, chosen, "check", "Try whether a store is fit as a remote, and say what is there",
+  auto arguments = std::make_shared<CheckArguments>();
+  CLI::App* command = group.add_subcommand("check", "Try whether a store is fit as a remote, and say what is there");
+  add_remote_options(*command, arguments->options, "URL", "s3://BUCKET/PREFIX or file:///FOLDER");
+  command->footer(
       "It makes a small object, tries to make it again, reads a part of it, lists it, and removes it. So it needs\n"
       "the same rights as a push. Exits with 1 if the store is not fit or does not answer, and says what to do.\n"
       "Example:\n  ckptfs remote check file:///lustre/run7\n"
-      "  ckptfs remote check s3://bucket/run7 --endpoint https://s3.example.com:8333",
-      run_check);
+      "  ckptfs remote check s3://bucket/run7 --endpoint https://s3.example.com:8333");
+  choose(*command, chosen, arguments, run_check);
 }
 
 void add_remote_latest(CLI::App& group, Chosen& chosen) {
-  add_plain(group, chosen, "latest", "Print the name of the newest committed step, and nothing else",
-            "Exits with 1, and prints nothing but a reason on stderr, if there is no step or it cannot be known.\n"
-            "A launcher asks once and passes the answer on, so that all ranks take the same step.\n"
-            "Example:\n  ckptfs remote latest file:///lustre/run7",
-            run_latest);
+  auto arguments = std::make_shared<LatestArguments>();
+  CLI::App* command = group.add_subcommand("latest", "Print the name of the newest committed step, and nothing else");
+  add_remote_options(*command, arguments->options, "URL", "s3://BUCKET/PREFIX or file:///FOLDER");
+  command->add_flag("--path", arguments->path,
+                    "Print where its files lie instead, for other tools; a line for each slot");
+  command->footer(
+      "Exits with 1, and prints nothing but a reason on stderr, if there is no step or it cannot be known.\n"
+      "A launcher asks once and passes the answer on, so that all ranks take the same step.\n"
+      "Example:\n  ckptfs remote latest file:///lustre/run7\n"
+      "  ckptfs remote latest --path file:///lustre/run7");
+  choose(*command, chosen, arguments, run_latest);
 }
 
 void add_remote_ls(CLI::App& group, Chosen& chosen) {

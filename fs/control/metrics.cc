@@ -173,8 +173,9 @@ void add_remotes(Metrics& metrics, const Filesystem& fs) {
   add("remote_stalled_seconds", "For so long every request to the remote has failed; 0: they succeed.", "gauge",
       [](Report one) { return one.stalled.count(); });
   add("remote_bytes_per_second", "Sent to the remote, lately.", "gauge", &RemoteReport::bytes_per_second);
-  add("remote_sent_bytes_total", "Of packs, by pushes that came to their end.", "counter", &RemoteReport::sent);
-  add("remote_borrowed_bytes_total", "That pushes found there already.", "counter", &RemoteReport::borrowed);
+  add("remote_sent_bytes_total", "Of files, by pushes that came to their end.", "counter", &RemoteReport::sent);
+  add("remote_copied_bytes_total", "That pushes found there already, or had copied there.", "counter",
+      &RemoteReport::copied);
   add("remote_committed_steps_total", "Steps that this mount has seen committed.", "counter", &RemoteReport::committed);
   add("remote_puts_total", "Requests that put an object, with all tries.", "counter", &RemoteReport::puts);
   add("remote_gets_total", "Requests that read one.", "counter", &RemoteReport::gets);
@@ -194,8 +195,9 @@ void add_remotes(Metrics& metrics, const Filesystem& fs) {
                    &CollectionReport::removed);
   add_of_collector("remote_deleted_bytes_total", "Of objects that the collector has deleted there.", "counter",
                    &CollectionReport::deleted_bytes);
-  add_of_collector("remote_waiting_bytes", "That the collector deletes if its next run finds them needless, too.",
-                   "gauge", &CollectionReport::waiting_bytes);
+  add_of_collector("remote_waiting_bytes",
+                   "Of what was removed there, and is not deleted yet: a reader may have it open.", "gauge",
+                   &CollectionReport::waiting_bytes);
   add_of_collector("remote_collector_warnings", "Of its last run: what is missing there, or does not belong there.",
                    "gauge", [](Collection one) { return one.warnings.size(); });
 }

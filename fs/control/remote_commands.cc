@@ -80,7 +80,7 @@ json report_json(const RemoteReport& report) {
               {"committed", report.committed},
               {"failures", report.failures},
               {"sent", report.sent},
-              {"borrowed", report.borrowed},
+              {"copied", report.copied},
               {"puts", report.puts},
               {"gets", report.gets},
               {"lists", report.lists},
@@ -95,7 +95,7 @@ json report_json(const RemoteReport& report) {
 json state_json(const PushState& state, const std::string& error) {
   return {{"tag", state.tag},         {"stage", name_of(state.stage)}, {"state", state.text()}, {"name", state.name},
           {"missing", state.missing}, {"waits_for", state.waits_for},  {"error", error},        {"bytes", state.bytes},
-          {"sent", state.sent},       {"borrowed", state.borrowed},    {"notes", state.notes}};
+          {"sent", state.sent},       {"copied", state.copied},        {"notes", state.notes}};
 }
 
 json steps_of(const Filesystem& fs, const Peer& peer, meta::InodeNumber series, meta::InodeNumber only) {

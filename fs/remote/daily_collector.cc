@@ -18,15 +18,14 @@ constexpr std::chrono::minutes kFirstRun{5};
 constexpr std::chrono::minutes kCollectorTime{2};  // for a request
 constexpr unsigned kRequestsAtOnce = 4;
 
-// The store's clock may be a little slower than ours. Two looks that are not quite a day apart delete nothing.
+// The store's clock may be a little slower than ours: what was removed at the last run is a day old at this one.
 std::chrono::seconds between_runs() { return a_day() + std::max(a_day() / 100, std::chrono::seconds(1)); }
 std::chrono::seconds after_failure() { return std::max(a_day() / 24, std::chrono::seconds(1)); }
 
 }  // namespace
 
-DailyCollector::DailyCollector(const RemoteSettings& settings, std::string folder,
-                               std::unique_ptr<io::ObjectStore> remote)
-    : url_(settings.url), folder_(std::move(folder)), remote_(std::move(remote)) {}
+DailyCollector::DailyCollector(const RemoteSettings& settings, std::unique_ptr<io::ObjectStore> remote)
+    : url_(settings.url), remote_(std::move(remote)) {}
 
 void DailyCollector::start() {
   stopping_ = false;
@@ -54,18 +53,13 @@ void DailyCollector::run() {
 
 Result<CollectorReport> DailyCollector::collect() {
   const auto limits = io::RequestLimits::within(kCollectorTime, &stopping_);
-  TRY_ASSIGN(const meta::remote::RemoteFacts facts, meta::remote::read_facts(*remote_, limits));
-  const std::string file = folder_ + "/" + facts.id + ".look";
-  TRY_ASSIGN(std::optional<meta::remote::Look> memory, meta::remote::read_memory(file));
+  TRY(meta::remote::read_facts(*remote_, limits));
   meta::remote::CollectorSettings settings;
   settings.host = io::host_name();
   settings.time = kCollectorTime;
   settings.parallel = kRequestsAtOnce;
   settings.stop = &stopping_;
-  auto report = meta::remote::collect(*remote_, settings, memory);
-  // What was seen before an error counts, too.
-  if (memory) TRY(meta::remote::write_memory(file, *memory));
-  return report;
+  return meta::remote::collect(*remote_, settings);
 }
 
 void DailyCollector::note(const CollectorReport& done) {
@@ -74,7 +68,7 @@ void DailyCollector::note(const CollectorReport& done) {
     log::info("{}: the push {} was ended, since nothing has come of it for days", url_, push.text());
   }
   log::info("{}: the collector deleted {} objects ({} bytes), {} ({} bytes) wait", url_, done.deleted.objects,
-            done.deleted.bytes, done.garbage.objects, done.garbage.bytes);
+            done.deleted.bytes, done.waiting.objects, done.waiting.bytes);
   const io::MutexLock lock(mutex_);
   for (const std::string& warning : done.warnings) {
     if (std::ranges::find(report_.warnings, warning) == report_.warnings.end()) log::warn("{}", warning);
@@ -87,8 +81,8 @@ void DailyCollector::note(const CollectorReport& done) {
   report_.ended += done.ended.size();
   report_.deleted += done.deleted.objects;
   report_.deleted_bytes += done.deleted.bytes;
-  report_.waiting = done.garbage.objects;
-  report_.waiting_bytes = done.garbage.bytes;
+  report_.waiting = done.waiting.objects;
+  report_.waiting_bytes = done.waiting.bytes;
   report_.warnings = done.warnings;
 }
 

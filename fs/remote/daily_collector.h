@@ -2,8 +2,7 @@
 // idle I/O priority, and with connections of its own: it is never in the way of who pushes.
 //
 // It runs first some minutes after the start, and then a little more than a day after each run, by a steady clock. What
-// fails is tried again after an hour. What this mount has seen of the remote lies in the store's folder, in
-// remote/<id>.look.
+// fails is tried again after an hour.
 //
 // Thread safety: report() from any thread; the rest from the owner's. Lock: mutex_ (a leaf).
 #pragma once
@@ -31,15 +30,14 @@ struct CollectionReport {
   std::optional<std::chrono::system_clock::time_point> last;  // when a run came to its end, by our clock
   uint64_t removed = 0, ended = 0;                            // steps and pushes, since the mount
   uint64_t deleted = 0, deleted_bytes = 0;                    // objects, likewise
-  uint64_t waiting = 0, waiting_bytes = 0;                    // garbage that the last run has found
+  uint64_t waiting = 0, waiting_bytes = 0;                    // objects that the last run has left for a day
   std::vector<std::string> warnings;                          // of the last run
   uint64_t puts = 0, gets = 0, lists = 0, removes = 0;        // requests, since the mount
 };
 
 class DailyCollector {
  public:
-  // `folder`: of the memory.
-  DailyCollector(const RemoteSettings& settings, std::string folder, std::unique_ptr<io::ObjectStore> remote);
+  DailyCollector(const RemoteSettings& settings, std::unique_ptr<io::ObjectStore> remote);
   ~DailyCollector() { stop(); }
 
   void start();
@@ -55,7 +53,7 @@ class DailyCollector {
   void note(const meta::remote::CollectorReport& done);
   void note_failure(const Error& error);
 
-  const std::string url_, folder_;
+  const std::string url_;
   const std::unique_ptr<io::ObjectStore> remote_;
   std::atomic<bool> stopping_{false};
   mutable io::Mutex mutex_;

@@ -72,7 +72,7 @@ Result<> Remotes::start_pusher(meta::InodeNumber series, const RemoteSettings& s
   running.pusher = std::make_unique<SeriesPusher>(env_, states_, series, settings, std::move(remote), wake_rotation_);
   if (settings.slot == 0) {
     TRY_ASSIGN(auto another, io::open_object_store(settings.url, settings.s3));
-    running.collector = std::make_unique<DailyCollector>(settings, folder, std::move(another));
+    running.collector = std::make_unique<DailyCollector>(settings, std::move(another));
   }
   const io::MutexLock lock(mutex_);
   if (stopped_) return Error(ECANCELED, "the mount ends");

@@ -28,11 +28,11 @@ constexpr const char* kLeftAlone =
 constexpr std::chrono::seconds kShortestRest{1}, kLongestRest{30};  // between rounds in which nothing happened
 constexpr std::chrono::seconds kWaitingRest{5};                     // likewise, while other slots are waited for
 constexpr std::chrono::seconds kFirstRetry{5}, kLongestRetry{60};
-constexpr std::chrono::hours kPackTime{24};  // for one pack, with all its tries: what is slow is not given up
+constexpr std::chrono::hours kFileTime{24};  // for a file or a piece, with all tries: what is slow is not given up
 constexpr std::chrono::minutes kRequestTime{2};
 constexpr std::chrono::seconds kTroubled{5};  // a failure that passes sooner is not told
 constexpr std::chrono::seconds kRateWindow{5};
-constexpr unsigned kPacksAtOnce = 4;
+constexpr unsigned kFilesAtOnce = 4;
 
 // Can the step never be pushed as it is? A file of it is damaged or of a kind that no remote holds, its name is none
 // for a remote, or another mount is the same slot. Then somebody must act.
@@ -369,10 +369,10 @@ meta::remote::PushSettings SeriesPusher::push_settings(meta::InodeNumber step) {
   meta::remote::PushSettings settings;
   settings.folder = folder_;
   settings.late = steps_[step].late;
-  settings.parallel = kPacksAtOnce;
+  settings.parallel = kFilesAtOnce;
   settings.limit = &limit_;
   settings.time = kRequestTime;
-  settings.pack_time = kPackTime;
+  settings.file_time = kFileTime;
   settings.stop = &stopping_;
   settings.progress = [this, step](const auto& progress) { note_progress(step, progress); };
   return settings;
@@ -398,7 +398,7 @@ void SeriesPusher::note_progress(meta::InodeNumber step, const meta::remote::Pus
   if (!state || state->stage != Stage::pushing) return;
   state->bytes = progress.bytes;
   state->sent = progress.sent;
-  state->borrowed = progress.borrowed;
+  state->copied = progress.copied;
   states_.set(series_, step, *std::move(state));
 }
 
@@ -431,14 +431,14 @@ Result<> SeriesPusher::push(const Candidate& candidate) {
     asked_.erase(step);
     ++report_.pushed;
     report_.sent += pushed.part.sent;
-    report_.borrowed += pushed.part.borrowed;
+    report_.copied += pushed.part.copied;
   }
   state.stage = Stage::waiting;
   state.sent = pushed.part.sent;
-  state.borrowed = pushed.part.borrowed;
+  state.copied = pushed.part.copied;
   states_.set(series_, step, state);
   log::info("{}: its part is in {} ({} bytes sent, {} were there)", env_.store.tree().path_of(step), settings_.url,
-            pushed.part.sent, pushed.part.borrowed);
+            pushed.part.sent, pushed.part.copied);
   known.pushed = std::move(pushed);
   return decide(step, *known.pushed);
 }

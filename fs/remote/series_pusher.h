@@ -49,8 +49,8 @@ struct RemoteReport {
   uint64_t pushed = 0;     // parts, since the mount
   uint64_t committed = 0;  // steps, likewise: what this mount has seen
   uint64_t failures = 0;
-  uint64_t sent = 0;      // bytes of packs
-  uint64_t borrowed = 0;  // bytes that were there already
+  uint64_t sent = 0;    // bytes of files
+  uint64_t copied = 0;  // bytes that the remote had already
   uint64_t puts = 0, gets = 0, lists = 0, retries = 0;
   std::string pushing;                         // the tag of the step that is on its way now; empty: none is
   uint64_t bytes_per_second = 0;               // of it, lately

@@ -15,7 +15,7 @@ const char* name_of(PushState::Stage stage) {
 
 std::string PushState::text() const {
   std::string text = name_of(stage);
-  if (stage == Stage::pushing && bytes != 0) text += fmt::format(" {}%", (sent + borrowed) * 100 / bytes);
+  if (stage == Stage::pushing && bytes != 0) text += fmt::format(" {}%", (sent + copied) * 100 / bytes);
   if (stage == Stage::waiting && !missing.empty()) {
     text += fmt::format(" for slot{} {}", missing.size() == 1 ? "" : "s", fmt::join(missing, ", "));
   }

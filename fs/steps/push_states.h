@@ -38,7 +38,7 @@ struct PushState {
   std::string error;               // what stands in the way, in words; empty: nothing
   uint64_t bytes = 0;              // of the step here
   uint64_t sent = 0;               // of them, by this push
-  uint64_t borrowed = 0;           // of them, that are there already
+  uint64_t copied = 0;             // of them, that are there already
   std::vector<std::string> notes;  // what the commit left out
   io::Digest fingerprint{};        // of the step as it was looked at (StepStatus)
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();  // when it was not pushed first

@@ -25,49 +25,24 @@ constexpr size_t kMostSynced = 10'000;  // folders
 // What was synced once may have been swept and made again since, by somebody who has not come to sync it. But nothing
 // is swept that has changed so lately.
 constexpr std::chrono::hours kSyncedFor{1};
-constexpr std::string_view kTemporaryPrefix = ".ckptfs-";
+constexpr const char* kUploads = ".ckptfs-uploads";
 constexpr size_t kPiece = size_t{1} << 20;              // of a write
 constexpr mode_t kFolderMode = 0777, kFileMode = 0666;  // less the umask: other users of the remote read and write here
 
-std::string temporary_beside(const std::string& path) {
+std::string new_name() {
   uint64_t number = 0;
   if (::getrandom(&number, sizeof(number), 0) != sizeof(number)) number = static_cast<uint64_t>(::getpid());
-  char name[40];
-  std::snprintf(name, sizeof(name), "%s%016lx", kTemporaryPrefix.data(), static_cast<unsigned long>(number));
-  return path.substr(0, path.rfind('/') + 1) + name;
+  char name[20];
+  std::snprintf(name, sizeof(name), "%016lx", static_cast<unsigned long>(number));
+  return name;
 }
 
-// A file of a temporary name, which goes with it.
-class Temporary {
- public:
-  explicit Temporary(std::string path) : path_(std::move(path)) {}
-  Temporary(const Temporary&) = delete;
-  Temporary& operator=(const Temporary&) = delete;
-  ~Temporary() { ::unlink(path_.c_str()); }
-
-  const std::string& path() const { return path_; }
-
-  Result<> become(const std::string& path, PutMode mode) {
-    if (mode == PutMode::replace) return ::rename(path_.c_str(), path.c_str()) == 0 ? success() : fails();
-    if (::link(path_.c_str(), path.c_str()) == 0) return success();
-    // NFS sends link(2) again when a reply is lost, and then it finds its own name there.
-    if (errno == EEXIST) return is_same(path) ? success() : Result<>(Error(EEXIST));
-    if (errno != EPERM && errno != EOPNOTSUPP && errno != ENOSYS && errno != EMLINK) return fails();
-    const int renamed = ::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, path.c_str(), RENAME_NOREPLACE);
-    return renamed == 0 ? success() : fails();
-  }
-
- private:
-  static Result<> fails() { return last_error(); }
-  bool is_same(const std::string& path) const {
-    struct stat ours {
-    }, theirs{};
-    return ::lstat(path_.c_str(), &ours) == 0 && ::lstat(path.c_str(), &theirs) == 0 && ours.st_dev == theirs.st_dev &&
-           ours.st_ino == theirs.st_ino;
-  }
-
-  const std::string path_;
-};
+bool is_same_file(const std::string& one, const std::string& other) {
+  struct stat ours {
+  }, theirs{};
+  return ::lstat(one.c_str(), &ours) == 0 && ::lstat(other.c_str(), &theirs) == 0 && ours.st_dev == theirs.st_dev &&
+         ours.st_ino == theirs.st_ino;
+}
 
 // Calls visit() with the name and the type of each that is in a folder; DT_UNKNOWN: it is gone meanwhile.
 Result<> for_each_in_folder(const std::string& path,
@@ -83,35 +58,24 @@ Result<> for_each_in_folder(const std::string& path,
     if (type == DT_UNKNOWN && ::fstatat(::dirfd(folder.get()), found->d_name, &facts, AT_SYMLINK_NOFOLLOW) == 0) {
       type = S_ISDIR(facts.st_mode) ? DT_DIR : S_ISREG(facts.st_mode) ? DT_REG : DT_LNK;
     }
-    TRY(visit(found->d_name, type));
+    const std::string name = found->d_name;
+    if (name != "." && name != "..") TRY(visit(name, type));
   }
   return errno == 0 ? success() : Result<>(last_error());
 }
 
 // The objects and folders in a folder. The name of a folder has a '/' at its end, so that all keys come in the order of
 // their bytes.
-Result<std::vector<std::string>> read_folder(const std::string& path) {
+Result<std::vector<std::string>> read_folder(const std::string& path, bool at_root) {
   std::vector<std::string> names;
   TRY(for_each_in_folder(path, [&](std::string name, unsigned char type) -> Result<> {
-    if (name.front() == '.' || type == DT_UNKNOWN) return success();  // the dot: of a put, or none of ours
+    if ((at_root && !check_key(name)) || type == DT_UNKNOWN) return success();  // the former: none of ours
     if (type != DT_DIR && type != DT_REG) return Error(EPROTO, name + " is neither a file nor a folder");
     if (type == DT_DIR) name += '/';
     names.push_back(std::move(name));
     return success();
   }));
   std::ranges::sort(names);
-  return names;
-}
-
-// The temporary files and the folders in a folder.
-Result<std::vector<std::string>> read_to_sweep(const std::string& path) {
-  std::vector<std::string> names;
-  TRY(for_each_in_folder(path, [&](std::string name, unsigned char type) -> Result<> {
-    const bool is_folder = type == DT_DIR && name.front() != '.';
-    if (is_folder) name += '/';
-    if (is_folder || (type == DT_REG && name.starts_with(kTemporaryPrefix))) names.push_back(std::move(name));
-    return success();
-  }));
   return names;
 }
 
@@ -164,25 +128,59 @@ Result<> FolderStore::make_folders(const std::string& key) {
   return success();
 }
 
-Result<> FolderStore::put(const std::string& key, const ObjectContent& content, PutMode mode,
-                          const RequestLimits& limits) {
-  TRY(check_key(key));
-  ++counts_.puts;
-  const std::string path = path_of(key);
+// A file in kUploads, which goes with this unless it is kept.
+class FolderStore::Temporary {
+ public:
+  Temporary(std::string path, Fd file) : path_(std::move(path)), file_(std::move(file)) {}
+  Temporary(const Temporary&) = delete;
+  Temporary& operator=(const Temporary&) = delete;
+  ~Temporary() {
+    if (!path_.empty()) ::unlink(path_.c_str());
+  }
+
+  int file() const { return file_.get(); }
+  const std::string& path() const { return path_; }
+  void keep() { path_.clear(); }
+
+  Result<> become(const std::string& path, PutMode mode) {
+    if (mode == PutMode::replace) return ::rename(path_.c_str(), path.c_str()) == 0 ? success() : fails();
+    if (::link(path_.c_str(), path.c_str()) == 0) return success();
+    // NFS sends link(2) again when a reply is lost, and then it finds its own name there.
+    if (errno == EEXIST) return is_same_file(path_, path) ? success() : Result<>(Error(EEXIST));
+    if (errno != EPERM && errno != EOPNOTSUPP && errno != ENOSYS && errno != EMLINK) return fails();
+    const int renamed = ::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, path.c_str(), RENAME_NOREPLACE);
+    return renamed == 0 ? success() : fails();
+  }
+
+ private:
+  static Result<> fails() { return last_error(); }
+
+  std::string path_;
+  const Fd file_;
+};
+
+Result<std::unique_ptr<FolderStore::Temporary>> FolderStore::make_temporary(const std::string& key) const {
+  if (auto there = check_folder(); !there) return failed(key, "cannot be made", there.error());
+  const std::string folder = folder_ + "/" + kUploads;
+  if (::mkdir(folder.c_str(), kFolderMode) != 0 && errno != EEXIST) return failed(key, "cannot be made", last_error());
+  const std::string path = folder + "/" + new_name();
+  auto file = open_at(AT_FDCWD, path, O_CREAT | O_EXCL | O_RDWR, kFileMode);
+  if (!file && file.error().errno_value() == EEXIST) return failed(key, "cannot be made", Error(EAGAIN));
+  if (!file) return failed(key, "cannot be made", file.error());
+  return std::make_unique<Temporary>(path, std::move(file).value());
+}
+
+Result<> FolderStore::publish(Temporary& temporary, const std::string& key, PutMode mode) {
   if (auto made = make_folders(key); !made) {
     forget_folders();  // somebody may have removed one
     return failed(key, "cannot make its folder", made.error());
   }
-  Temporary temporary(temporary_beside(path));
-  auto file = open_at(AT_FDCWD, temporary.path(), O_CREAT | O_EXCL | O_WRONLY, kFileMode);
-  if (!file && file.error().errno_value() == EEXIST) return failed(key, "cannot be made", Error(EAGAIN));
-  if (!file && file.error().errno_value() == ENOENT) forget_folders();  // somebody has removed them
-  if (!file) return failed(key, "cannot be made", file.error());
-  TRY(write(file.value().get(), key, content, limits));
-  if (auto synced = fsync_fd(file.value().get()); !synced) return failed(key, "cannot be synced", synced.error());
+  if (auto synced = fsync_fd(temporary.file()); !synced) return failed(key, "cannot be synced", synced.error());
   TRY(fault_point("folder_store.written"));
+  const std::string path = path_of(key);
   const auto named = temporary.become(path, mode);
   const bool there = !named && named.error().errno_value() == EEXIST;
+  if (!named && named.error().errno_value() == ENOENT) forget_folders();  // somebody has removed them
   if (!named && !there) return failed(key, "cannot be named", named.error());
   // Also for an object that is there already: whoever has made it may not have come to that.
   if (auto synced = sync_parent(path); !synced) return failed(key, "its folder cannot be synced", synced.error());
@@ -190,19 +188,28 @@ Result<> FolderStore::put(const std::string& key, const ObjectContent& content, 
   return success();
 }
 
+Result<> FolderStore::put(const std::string& key, const ObjectContent& content, PutMode mode,
+                          const RequestLimits& limits) {
+  TRY(check_key(key));
+  ++counts_.puts;
+  TRY_ASSIGN(const auto temporary, make_temporary(key));
+  TRY(write(temporary->file(), 0, key, content, limits));
+  return publish(*temporary, key, mode);
+}
+
 void FolderStore::forget_folders() {
   const MutexLock lock(mutex_);
   synced_.clear();
 }
 
-Result<> FolderStore::write(int file, const std::string& key, const ObjectContent& content,
+Result<> FolderStore::write(int file, uint64_t at, const std::string& key, const ObjectContent& content,
                             const RequestLimits& limits) {
   std::vector<std::byte> piece(std::min<uint64_t>(content.size, kPiece));
   for (uint64_t offset = 0; offset < content.size; offset += piece.size()) {
     TRY(check_limits(key, limits));
     piece.resize(std::min<uint64_t>(piece.size(), content.size - offset));
     TRY(content.read(offset, piece));
-    if (auto written = write_full(file, piece, static_cast<off_t>(offset)); !written) {
+    if (auto written = write_full(file, piece, static_cast<off_t>(at + offset)); !written) {
       return failed(key, "cannot be written", written.error());
     }
     counts_.bytes_sent += piece.size();
@@ -239,7 +246,7 @@ Result<ObjectPage> FolderStore::list(const std::string& prefix, const std::strin
 Result<bool> FolderStore::list_folder(const std::string& key, const std::string& token, ObjectPage& page,
                                       const RequestLimits& limits) {
   TRY(check_limits(key, limits));
-  const auto names = read_folder(path_of(key));
+  const auto names = read_folder(path_of(key), key.empty());
   if (!names && names.error().errno_value() == ENOENT) return true;
   if (!names) return failed(key, "cannot be listed", names.error());
   for (const std::string& name : names.value()) {
@@ -269,47 +276,129 @@ Result<> FolderStore::remove(const std::string& key, const RequestLimits& limits
   return success();
 }
 
+// Shares the blocks where the file system can.
+Result<> FolderStore::copy(const std::string& from, const std::string& to, uint64_t size, const RequestLimits& limits) {
+  TRY(check_key(from));
+  TRY(check_key(to));
+  TRY(check_limits(to, limits));
+  ++counts_.puts;
+  const auto source = open_at(AT_FDCWD, path_of(from), O_RDONLY | O_NOFOLLOW | O_NONBLOCK);
+  if (!source && source.error().errno_value() == ENOENT) TRY(check_folder());
+  if (!source) return failed(from, "cannot be opened", source.error());
+  TRY_ASSIGN(const struct stat facts, stat_fd(source.value().get()));
+  if (!S_ISREG(facts.st_mode)) return failed(from, "cannot be read", Error(EPROTO, "it is no file"));
+  if (static_cast<uint64_t>(facts.st_size) != size) return Error(ENOENT, url_ + "/" + from + " has another size");
+  TRY_ASSIGN(const auto temporary, make_temporary(to));
+  for (uint64_t at = 0; at < size;) {
+    TRY(check_limits(to, limits));
+    auto in = static_cast<off64_t>(at), out = in;
+    const ssize_t copied = ::copy_file_range(source.value().get(), &in, temporary->file(), &out, size - at, 0);
+    if (copied < 0 && errno == EINTR) continue;
+    if (copied < 0) return failed(to, "cannot be copied", last_error());
+    if (copied == 0) return Error(ENOENT, url_ + "/" + from + " became shorter");
+    at += static_cast<uint64_t>(copied);
+  }
+  return publish(*temporary, to, PutMode::replace);
+}
+
+Result<Upload> FolderStore::begin_upload(const std::string& key, const RequestLimits& limits) {
+  TRY(check_key(key));
+  TRY(check_limits(key, limits));
+  ++counts_.puts;
+  TRY_ASSIGN(const auto temporary, make_temporary(key));
+  const std::string id = temporary->path().substr(temporary->path().rfind('/') + 1);
+  temporary->keep();
+  return Upload{key, id};
+}
+
+Result<Fd> FolderStore::open_upload(const Upload& upload) const {
+  auto file = open_at(AT_FDCWD, folder_ + "/" + kUploads + "/" + upload.id, O_RDWR | O_NOFOLLOW);
+  if (!file && file.error().errno_value() == ENOENT) TRY(check_folder());
+  if (!file) return failed(upload.key, "its upload cannot be opened", file.error());
+  return file;
+}
+
+Result<std::string> FolderStore::put_piece(const Upload& upload, uint32_t /*number*/, uint64_t offset,
+                                           const ObjectContent& content, const RequestLimits& limits) {
+  ++counts_.puts;
+  TRY_ASSIGN(const Fd file, open_upload(upload));
+  TRY(write(file.get(), offset, upload.key, content, limits));
+  if (auto synced = fdatasync_fd(file.get()); !synced) return failed(upload.key, "cannot be synced", synced.error());
+  return std::string();
+}
+
+Result<> FolderStore::complete_upload(const Upload& upload, uint64_t size, const std::vector<std::string>& /*pieces*/,
+                                      const RequestLimits& limits) {
+  TRY(check_key(upload.key));
+  ++counts_.puts;
+  auto file = open_upload(upload);
+  if (!file && file.error().errno_value() == ENOENT) {
+    TRY_ASSIGN(const bool there, has_size(*this, upload.key, size, limits));
+    return there ? sync_parent(path_of(upload.key)) : Result<>(file.error());
+  }
+  TRY(file);
+  TRY_ASSIGN(const struct stat facts, stat_fd(file.value().get()));
+  if (static_cast<uint64_t>(facts.st_size) != size) return failed(upload.key, "its upload", Error(EIO, "lacks pieces"));
+  Temporary temporary(folder_ + "/" + kUploads + "/" + upload.id, std::move(file).value());
+  auto published = publish(temporary, upload.key, PutMode::replace);
+  temporary.keep();
+  return published;
+}
+
 // By the clock of the file system: what time a file gets that is made now.
 Result<FolderStore::Time> FolderStore::time_there() const {
-  const Temporary temporary(temporary_beside(path_of("now")));
-  TRY_ASSIGN(const Fd file, open_at(AT_FDCWD, temporary.path(), O_CREAT | O_EXCL | O_WRONLY, kFileMode));
-  TRY_ASSIGN(const struct stat facts, stat_fd(file.get()));
+  TRY_ASSIGN(const auto temporary, make_temporary("now"));
+  TRY_ASSIGN(const struct stat facts, stat_fd(temporary->file()));
   return time_of(facts.st_mtim);
 }
 
-Result<uint64_t> FolderStore::sweep(const std::string& prefix, std::chrono::seconds older_than,
-                                    const RequestLimits& limits) {
-  TRY(check_prefix(prefix));
-  TRY(check_folder());
+// What others remove at that moment is no error.
+Result<uint64_t> FolderStore::end_uploads(std::chrono::seconds older_than, const RequestLimits& limits) {
+  TRY(check_limits(kUploads, limits));
   const auto now = time_there();
   if (!now) return failed("", "its clock cannot be read", now.error());
-  return sweep_folder(prefix, now.value() - older_than, limits);
+  const std::string folder = folder_ + "/" + kUploads + "/";
+  std::vector<std::string> names;
+  const auto listed = for_each_in_folder(folder, [&](const std::string& name, unsigned char type) -> Result<> {
+    if (type == DT_REG) names.push_back(name);
+    return success();
+  });
+  if (!listed) return failed(kUploads, "cannot be listed", listed.error());
+  uint64_t ended = 0;
+  for (const std::string& name : names) {
+    TRY(check_limits(kUploads, limits));
+    const auto facts = stat_at(AT_FDCWD, folder + name);
+    if (!facts && facts.error().errno_value() == ENOENT) continue;
+    if (!facts) return failed(name, "cannot be looked at", facts.error());
+    if (time_of(facts.value().st_mtim) > now.value() - older_than) continue;
+    if (::unlink((folder + name).c_str()) == 0) {
+      ++ended;
+    } else if (errno != ENOENT) {
+      return failed(name, "cannot be removed", last_error());
+    }
+  }
+  return ended;
 }
 
-// What others remove, or put, at that moment is no error.
-Result<uint64_t> FolderStore::sweep_folder(const std::string& key, Time before, const RequestLimits& limits) const {
-  TRY(check_limits(key, limits));
-  const auto swept = read_to_sweep(path_of(key));
-  if (!swept && swept.error().errno_value() == ENOENT) return uint64_t{0};
-  if (!swept) return failed(key, "cannot be listed", swept.error());
+Result<uint64_t> FolderStore::remove_empty_folders(const std::string& prefix, const RequestLimits& limits) {
+  TRY(check_prefix(prefix));
+  TRY(check_limits(prefix, limits));
+  TRY(check_folder());
+  std::vector<std::string> folders;
+  const auto listed = for_each_in_folder(path_of(prefix), [&](const std::string& name, unsigned char type) -> Result<> {
+    if (type == DT_DIR) folders.push_back(prefix + name + "/");
+    return success();
+  });
+  if (!listed && listed.error().errno_value() == ENOENT) return uint64_t{0};
+  if (!listed) return failed(prefix, "cannot be listed", listed.error());
   uint64_t removed = 0;
-  for (const std::string& name : swept.value()) {
-    const std::string path = path_of(key + name);
-    const bool is_folder = name.ends_with('/');
-    // Looked at first: what is removed in it makes it younger.
-    const auto facts = stat_at(AT_FDCWD, is_folder ? path.substr(0, path.size() - 1) : path);
-    if (!facts && facts.error().errno_value() == ENOENT) continue;
-    if (!facts) return failed(key + name, "cannot be looked at", facts.error());
-    if (is_folder) {
-      TRY_ASSIGN(const uint64_t within, sweep_folder(key + name, before, limits));
-      removed += within;
-    }
-    if (time_of(facts.value().st_mtim) > before) continue;
-    if (::unlinkat(AT_FDCWD, path.c_str(), is_folder ? AT_REMOVEDIR : 0) == 0) {
-      ++removed;
-    } else if (errno != ENOENT && errno != ENOTEMPTY && errno != EEXIST) {
-      return failed(key + name, "cannot be removed", last_error());
-    }
+  for (const std::string& folder : folders) {
+    TRY_ASSIGN(const uint64_t within, remove_empty_folders(folder, limits));
+    removed += within;
+  }
+  if (!prefix.empty() && ::rmdir(path_of(prefix).c_str()) == 0) {
+    forget_folders();
+    ++removed;
   }
   return removed;
 }

@@ -1,10 +1,9 @@
 // Objects as files below a folder of a shared file system (NFS, Lustre, GPFS, CephFS).
 //
-// put() writes a file of a temporary name beside the object's place, syncs it, gives it the object's name by link(2),
-// which replaces nothing on any of these, and syncs the folder. So an object is there as a whole or not at all. Where a
-// file system has no hard links, renameat2(RENAME_NOREPLACE) takes link's place. A writer that dies leaves its
-// temporary file, whose name begins with a dot; lists leave it out. sweep() removes such files, and empty folders. A
-// put() whose folder vanishes fails, and can pass.
+// put() writes a file of a temporary name in ".ckptfs-uploads", syncs it, gives it the object's name by link(2), which
+// replaces nothing on any of these, and syncs the folder. So an object is there as a whole or not at all. Where a file
+// system has no hard links, renameat2(RENAME_NOREPLACE) takes link's place. An upload is such a file, too. A writer
+// that dies leaves its file there, until end_uploads() removes it. A put() whose folder vanishes fails, and can pass.
 //
 // The folder itself is never made: if it is not there, its file system is not mounted (ESTALE, which can pass).
 //
@@ -15,6 +14,7 @@
 #include <set>
 #include <string>
 
+#include "io/fd.h"
 #include "io/mutex.h"
 #include "io/objects/object_store.h"
 
@@ -31,8 +31,14 @@ class FolderStore : public ObjectStore {
                      const RequestLimits& limits) override;
   Result<ObjectPage> list(const std::string& prefix, const std::string& token, const RequestLimits& limits) override;
   Result<> remove(const std::string& key, const RequestLimits& limits) override;
-  Result<uint64_t> sweep(const std::string& prefix, std::chrono::seconds older_than,
-                         const RequestLimits& limits) override;
+  Result<> copy(const std::string& from, const std::string& to, uint64_t size, const RequestLimits& limits) override;
+  Result<Upload> begin_upload(const std::string& key, const RequestLimits& limits) override;
+  Result<std::string> put_piece(const Upload& upload, uint32_t number, uint64_t offset, const ObjectContent& content,
+                                const RequestLimits& limits) override;
+  Result<> complete_upload(const Upload& upload, uint64_t size, const std::vector<std::string>& pieces,
+                           const RequestLimits& limits) override;
+  Result<uint64_t> end_uploads(std::chrono::seconds older_than, const RequestLimits& limits) override;
+  Result<uint64_t> remove_empty_folders(const std::string& prefix, const RequestLimits& limits) override;
 
   RequestCounts& counts() override { return counts_; }
   const std::string& url() const override { return url_; }
@@ -49,13 +55,18 @@ class FolderStore : public ObjectStore {
   // made it may not have come to that.
   Result<> make_folders(const std::string& key);
   void forget_folders();
-  Result<> write(int file, const std::string& key, const ObjectContent& content, const RequestLimits& limits);
+  class Temporary;
+  // With a new file in it, which is open for writing.
+  Result<std::unique_ptr<Temporary>> make_temporary(const std::string& key) const;
+  Result<> write(int file, uint64_t at, const std::string& key, const ObjectContent& content,
+                 const RequestLimits& limits);
+  // Syncs the file, and gives it the name of the object.
+  Result<> publish(Temporary& temporary, const std::string& key, PutMode mode);
   // Adds what comes after `token`, as bytes. Returns whether there is room for more.
   Result<bool> list_folder(const std::string& key, const std::string& token, ObjectPage& page,
                            const RequestLimits& limits);
+  Result<Fd> open_upload(const Upload& upload) const;
   Result<Time> time_there() const;
-  // `key`: of a folder, with a '/' at its end, or empty. Removes what lies in it, not the folder itself.
-  Result<uint64_t> sweep_folder(const std::string& key, Time before, const RequestLimits& limits) const;
 
   const std::string folder_, url_;
   RequestCounts counts_;

@@ -13,8 +13,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kLasting{5};  // a failure that passes sooner is not told
 
-bool is_name(std::string_view name) {
-  return !name.empty() && name.front() != '.' && name.find('\0') == std::string_view::npos;
+constexpr std::string_view kOwnFolder = ".ckptfs";
+
+bool is_name(std::string_view name, bool first) {
+  if (name.empty() || name == "." || name == ".." || name.find('\0') != std::string_view::npos) return false;
+  return !first || name.front() != '.' || name == kOwnFolder;
 }
 
 }  // namespace
@@ -97,6 +100,15 @@ Result<bool> make_object(ObjectStore& store, const std::string& key, std::string
   return put.has_value();
 }
 
+Result<bool> has_size(ObjectStore& store, const std::string& key, uint64_t size, const RequestLimits& limits) {
+  std::array<std::byte, 2> end{};  // one byte more than there should be shows a longer object
+  const uint64_t last = size == 0 ? 0 : size - 1;
+  const auto got = store.get(key, last, end, limits);
+  if (!got && got.error().errno_value() == ENOENT) return false;
+  TRY(got);
+  return got.value() == size - last;
+}
+
 Result<bool> holds(ObjectStore& store, const std::string& key, const ObjectContent& content,
                    const RequestLimits& limits) {
   constexpr size_t kCompared = size_t{1} << 20;
@@ -116,9 +128,8 @@ Result<bool> holds(ObjectStore& store, const std::string& key, const ObjectConte
 Result<> check_key(std::string_view key) {
   for (size_t begin = 0;;) {
     const size_t end = std::min(key.find('/', begin), key.size());
-    if (!is_name(key.substr(begin, end - begin))) {
-      return Error(EINVAL,
-                   printable(key) + ": no key of an object: it has an empty name, or one that begins with a dot");
+    if (!is_name(key.substr(begin, end - begin), begin == 0)) {
+      return Error(EINVAL, printable(key) + ": no key of an object: it has a name that cannot be");
     }
     if (end == key.size()) return success();
     begin = end + 1;

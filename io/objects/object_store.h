@@ -1,5 +1,6 @@
 // Objects by key, in an S3-compatible store or in a folder on a shared file system. A key is a path of names with '/'
-// between them: "packs/step_7/0.a1/3". It has no empty name, no "." and no "..", and no name begins with a dot.
+// between them: "step_7/rank0/a.bin". It has no empty name, no "." and no ".."; the first name does not begin with a
+// dot, unless it is ".ckptfs": what else does so in a folder is the file system's, or on its way.
 //
 // Two kinds of classes implement this: a store that tries each request once (S3Store, FolderStore), and around it one
 // that tries again (retrying_store.h). Users have the latter (open_object_store.h).
@@ -58,6 +59,14 @@ enum class PutMode {
   make,     // EEXIST if there is an object of this key, whoever else makes one at that moment
   replace,  // the object is replaced as a whole
 };
+
+// An object that is put in pieces: in any order, from several threads, and over several lives of a process.
+struct Upload {
+  std::string key;
+  std::string id;  // how the store calls it
+};
+inline constexpr uint64_t kLeastPiece = uint64_t{5} << 20;  // of S3, but for the last piece
+inline constexpr uint32_t kMostPieces = 10'000;             // likewise
 
 struct RequestLimits {
   static constexpr std::chrono::seconds kStall{45};  // so that what hangs is known within a minute
@@ -126,10 +135,27 @@ class ObjectStore {
   virtual Result<ObjectPage> list(const std::string& prefix, const std::string& token, const RequestLimits& limits) = 0;
   // It is no error if there is no such object.
   virtual Result<> remove(const std::string& key, const RequestLimits& limits) = 0;
-  // Removes what writers that were killed have left below this prefix, and what is empty there, if nothing has changed
-  // there for so long by the server's clock. Returns how many things that were. A store of S3 has nothing of the kind.
-  virtual Result<uint64_t> sweep(const std::string& /*prefix*/, std::chrono::seconds /*older_than*/,
-                                 const RequestLimits& /*limits*/) {
+
+  // The store itself makes an object of what another one of `size` bytes holds; if there is one already, it is
+  // replaced. ENOENT, finally: there is no such object. ENOTSUP, or EPROTO: the store cannot do that.
+  virtual Result<> copy(const std::string& from, const std::string& to, uint64_t size, const RequestLimits& limits) = 0;
+
+  // Nothing of the object is seen before complete_upload(), which replaces one that is there.
+  virtual Result<Upload> begin_upload(const std::string& key, const RequestLimits& limits) = 0;
+  // `number`: from 1 on; `offset`: in the object. All pieces but the last one have one size. Durable, and may be done
+  // again. Returns what complete_upload() needs of it. ENOENT, finally: there is no such upload any more.
+  virtual Result<std::string> put_piece(const Upload& upload, uint32_t number, uint64_t offset,
+                                        const ObjectContent& content, const RequestLimits& limits) = 0;
+  // `size`: of the object. `pieces`: what put_piece() has returned, in the order of their numbers. It is no error if it
+  // was completed before. ENOENT, finally: there is no such upload any more, and no object of that key and size.
+  virtual Result<> complete_upload(const Upload& upload, uint64_t size, const std::vector<std::string>& pieces,
+                                   const RequestLimits& limits) = 0;
+  // Ends uploads, and removes what writers that were killed have left, to which nothing has come for so long by the
+  // server's clock. Returns how many that were.
+  virtual Result<uint64_t> end_uploads(std::chrono::seconds older_than, const RequestLimits& limits) = 0;
+  // Removes the folders below this prefix in which no object is, and the prefix's own. Returns how many that were. S3
+  // has no folders.
+  virtual Result<uint64_t> remove_empty_folders(const std::string& /*prefix*/, const RequestLimits& /*limits*/) {
     return uint64_t{0};
   }
 
@@ -155,6 +181,8 @@ Result<std::string> get_text(ObjectStore& store, const std::string& key, size_t 
 Result<bool> make_object(ObjectStore& store, const std::string& key, std::string_view text, const RequestLimits& limits,
                          PutMode mode = PutMode::make);
 
+// Has the store an object of this key and size?
+Result<bool> has_size(ObjectStore& store, const std::string& key, uint64_t size, const RequestLimits& limits);
 // Does the store hold exactly this content?
 Result<bool> holds(ObjectStore& store, const std::string& key, const ObjectContent& content,
                    const RequestLimits& limits);

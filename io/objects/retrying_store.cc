@@ -35,6 +35,14 @@ bool is_trouble(const Error& error) {
   return error.errno_value() != ECANCELED && error.errno_value() != EEXIST && error.errno_value() != ENOENT;
 }
 
+// The content, whose last read is noted. Both must outlive it.
+ObjectContent watch(const ObjectContent& content, Result<>& read) {
+  return {content.size, [&](uint64_t offset, std::span<std::byte> buffer) -> Result<> {
+            read = content.read(offset, buffer);
+            return read;
+          }};
+}
+
 Error with_tries(const Error& error, int tries) {
   if (tries == 1 || error.errno_value() == ECANCELED) return error;
   return Error(error.errno_value(), error.message() + " (tried " + std::to_string(tries) + " times)");
@@ -42,12 +50,14 @@ Error with_tries(const Error& error, int tries) {
 
 }  // namespace
 
-bool RetryingStore::may_pass(const Error& error) const {
+bool RetryingStore::may_pass(const Error& error, Missing missing) const {
+  if (missing == Missing::is_final && error.errno_value() == ENOENT) return false;
   return can_pass(error) || (error.errno_value() == EACCES && has_worked_.load(std::memory_order_relaxed));
 }
 
 template <class Attempt>
-auto RetryingStore::again_and_again(const RequestLimits& limits, Attempt&& attempt) -> decltype(attempt(0)) {
+auto RetryingStore::again_and_again(const RequestLimits& limits, Attempt&& attempt, Missing missing)
+    -> decltype(attempt(0)) {
   for (int tries = 1;; ++tries) {
     const auto begun = Clock::now();
     auto done = attempt(tries - 1);
@@ -57,7 +67,7 @@ auto RetryingStore::again_and_again(const RequestLimits& limits, Attempt&& attem
     } else if (is_trouble(done.error())) {
       store_->counts().note_failure(done.error(), begun);
     }
-    if (done || !may_pass(done.error()) || !pauses(pause_after(tries), limits)) {
+    if (done || !may_pass(done.error(), missing) || !pauses(pause_after(tries), limits)) {
       if (!done && limits.is_stopped()) return Error(ECANCELED);
       if (!done) return with_tries(done.error(), tries);
       return done;
@@ -69,10 +79,7 @@ auto RetryingStore::again_and_again(const RequestLimits& limits, Attempt&& attem
 Result<> RetryingStore::put(const std::string& key, const ObjectContent& content, PutMode mode,
                             const RequestLimits& limits) {
   Result<> read = success();
-  const ObjectContent watched{content.size, [&](uint64_t offset, std::span<std::byte> buffer) -> Result<> {
-                                read = content.read(offset, buffer);
-                                return read;
-                              }};
+  const ObjectContent watched = watch(content, read);
   auto put = again_and_again(limits, [&](int before) -> Result<> {
     auto done = store_->put(key, watched, mode, limits);
     if (!read) return Error(ECANCELED);
@@ -100,9 +107,44 @@ Result<> RetryingStore::remove(const std::string& key, const RequestLimits& limi
   return again_and_again(limits, [&](int) { return store_->remove(key, limits); });
 }
 
-Result<uint64_t> RetryingStore::sweep(const std::string& prefix, std::chrono::seconds older_than,
-                                      const RequestLimits& limits) {
-  return again_and_again(limits, [&](int) { return store_->sweep(prefix, older_than, limits); });
+Result<> RetryingStore::copy(const std::string& from, const std::string& to, uint64_t size,
+                             const RequestLimits& limits) {
+  return again_and_again(
+      limits, [&](int) { return store_->copy(from, to, size, limits); }, Missing::is_final);
+}
+
+Result<Upload> RetryingStore::begin_upload(const std::string& key, const RequestLimits& limits) {
+  return again_and_again(limits, [&](int) { return store_->begin_upload(key, limits); });
+}
+
+Result<std::string> RetryingStore::put_piece(const Upload& upload, uint32_t number, uint64_t offset,
+                                             const ObjectContent& content, const RequestLimits& limits) {
+  Result<> read = success();
+  const ObjectContent watched = watch(content, read);
+  auto put = again_and_again(
+      limits,
+      [&](int) -> Result<std::string> {
+        auto done = store_->put_piece(upload, number, offset, watched, limits);
+        if (!read) return Error(ECANCELED);
+        return done;
+      },
+      Missing::is_final);
+  if (!read) return read.error();
+  return put;
+}
+
+Result<> RetryingStore::complete_upload(const Upload& upload, uint64_t size, const std::vector<std::string>& pieces,
+                                        const RequestLimits& limits) {
+  return again_and_again(
+      limits, [&](int) { return store_->complete_upload(upload, size, pieces, limits); }, Missing::is_final);
+}
+
+Result<uint64_t> RetryingStore::end_uploads(std::chrono::seconds older_than, const RequestLimits& limits) {
+  return again_and_again(limits, [&](int) { return store_->end_uploads(older_than, limits); });
+}
+
+Result<uint64_t> RetryingStore::remove_empty_folders(const std::string& prefix, const RequestLimits& limits) {
+  return again_and_again(limits, [&](int) { return store_->remove_empty_folders(prefix, limits); });
 }
 
 }  // namespace ckptfs::io

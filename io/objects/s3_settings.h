@@ -1,6 +1,7 @@
 // What may be said of an S3 store beside its address. What is empty is found as the AWS tools find it.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace ckptfs::io {
@@ -11,6 +12,7 @@ struct S3Settings {
   std::string profile;      // of the AWS tools' files; empty: AWS_PROFILE, else "default"
   std::string authorities;  // file of the certificates to trust; empty: AWS_CA_BUNDLE, else the system's
   bool path_style = false;  // https://host/bucket/key instead of https://bucket.host/key; always so with an endpoint
+  uint64_t most_at_once = uint64_t{5} << 30;  // larger objects are copied in pieces: AWS's limit; tests have less
 };
 
 }  // namespace ckptfs::io

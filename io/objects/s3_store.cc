@@ -21,6 +21,7 @@ constexpr std::array kOfRegion{301L, 307L, 400L, 403L};  // what a server of ano
 
 constexpr size_t kLongestList = size_t{16} << 20;  // of 1,000 objects
 constexpr const char* kUsualRegion = "us-east-1";
+constexpr size_t kLongestKey = 1024;  // of S3
 
 std::string first_of(std::initializer_list<std::string> texts) {
   for (const std::string& text : texts) {
@@ -41,6 +42,12 @@ bool is_one_of(const auto& list, const auto& value) { return std::ranges::find(l
 std::string header_of(const HttpAnswer& answer, const std::string& name) {
   const auto found = answer.headers.find(name);
   return found == answer.headers.end() ? "" : found->second;
+}
+
+// By the server's clock.
+SystemClock::time_point time_of_answer(const HttpAnswer& answer) {
+  const time_t theirs = ::curl_getdate(header_of(answer, "date").c_str(), nullptr);
+  return theirs > 0 ? SystemClock::from_time_t(theirs) : SystemClock::now();
 }
 
 bool is_host_name(std::string_view bucket) { return bucket.find('.') == std::string_view::npos; }
@@ -69,8 +76,10 @@ bool read_range(std::string_view text, Range& range) {
 
 S3Store::S3Store(const std::string& bucket, std::string prefix, Place place, const S3Settings& settings)
     : url_("s3://" + bucket + "/" + prefix),
+      bucket_(bucket),
       prefix_(std::move(prefix) + "/"),
       place_(std::move(place)),
+      most_at_once_(settings.most_at_once),
       http_(first_of({settings.authorities, aws_variable("AWS_CA_BUNDLE")})),
       credentials_(http_, settings.profile) {}
 
@@ -156,7 +165,16 @@ Error S3Store::error_of(const HttpAnswer& answer, const std::string& name) {
 }
 
 Result<> S3Store::put(const std::string& key, const ObjectContent& content, PutMode mode, const RequestLimits& limits) {
+  Texts headers{{"content-type", "application/octet-stream"}};
+  if (mode == PutMode::make) headers["if-none-match"] = "*";
+  TRY(send(key, {}, std::move(headers), content, limits));
+  return success();
+}
+
+Result<std::string> S3Store::send(const std::string& key, const Texts& query, Texts headers,
+                                  const ObjectContent& content, const RequestLimits& limits) {
   TRY(check_key(key));
+  TRY(check_length(key));
   ++counts_.puts;
   const ObjectContent counted{content.size, [&](uint64_t offset, std::span<std::byte> buffer) -> Result<> {
                                 TRY(content.read(offset, buffer));
@@ -166,9 +184,7 @@ Result<> S3Store::put(const std::string& key, const ObjectContent& content, PutM
   HttpRequest request;
   request.content = &counted;
   const std::string name = url_ + "/" + key;
-  Texts headers{{"content-type", "application/octet-stream"}};
-  if (mode == PutMode::make) headers["if-none-match"] = "*";
-  TRY_ASSIGN(const HttpAnswer answer, ask("PUT", path_of(key), {}, std::move(headers), request, name, limits));
+  TRY_ASSIGN(const HttpAnswer answer, ask("PUT", path_of(key), query, std::move(headers), request, name, limits));
   if (answer.status == 412 && answer.sent > 1) {  // the first one may have arrived
     return Error(ECONNRESET, name + ": the connection broke, and the reply is lost");
   }
@@ -177,7 +193,132 @@ Result<> S3Store::put(const std::string& key, const ObjectContent& content, PutM
     return Error(EPROTO, name + ": " + place_.host + " answers " + std::to_string(answer.status) +
                              " without an ETag: it is no object store");
   }
-  return success();
+  return header_of(answer, "etag");
+}
+
+Result<> S3Store::check_length(const std::string& key) const {
+  if (prefix_.size() + key.size() <= kLongestKey) return success();
+  return Error(EINVAL, printable(key) + ": its name is too long for an object of S3; rename or remove it");
+}
+
+Result<HttpAnswer> S3Store::post(const std::string& method, const std::string& key, const Texts& query, Texts headers,
+                                 const std::string& text, const RequestLimits& limits) {
+  TRY(check_key(key));
+  TRY(check_length(key));
+  ++counts_.puts;
+  const ObjectContent content = content_of(text);
+  HttpRequest request;
+  request.content = &content;
+  request.most_text = kLongestList;
+  const std::string name = url_ + "/" + key;
+  TRY_ASSIGN(HttpAnswer answer, ask(method, path_of(key), query, std::move(headers), request, name, limits));
+  // What takes long is answered by 200 at its begin, and may fail all the same.
+  const bool failed = answer.status / 100 != 2 || !read_s3_failure(answer.text).code.empty();
+  if (failed) return error_of(answer, name);
+  return answer;
+}
+
+Result<> S3Store::copy(const std::string& from, const std::string& to, uint64_t size, const RequestLimits& limits) {
+  TRY(check_key(from));
+  if (size > most_at_once_) return copy_in_pieces(from, to, size, limits);
+  const Texts headers{{"x-amz-copy-source", path_in_bucket(from)}};
+  TRY_ASSIGN(const HttpAnswer answer, post("PUT", to, {}, headers, "", limits));
+  if (!read_s3_text(answer.text, "/CopyObjectResult/ETag").empty()) return success();
+  return Error(ENOTSUP, url_ + "/" + to + ": " + place_.host + " does not copy objects");
+}
+
+Result<> S3Store::copy_in_pieces(const std::string& from, const std::string& to, uint64_t size,
+                                 const RequestLimits& limits) {
+  const auto began = std::chrono::steady_clock::now();
+  const uint64_t piece = std::max(most_at_once_ / 5, (size + kMostPieces - 1) / kMostPieces);
+  TRY_ASSIGN(const Upload upload, begin_upload(to, limits));
+  std::vector<std::string> pieces;
+  for (uint64_t at = 0; at < size; at += piece) {
+    const uint64_t last = std::min(at + piece, size) - 1;
+    const Texts headers{{"x-amz-copy-source", path_in_bucket(from)},
+                        {"x-amz-copy-source-range", "bytes=" + std::to_string(at) + "-" + std::to_string(last)}};
+    const Texts query{{"partNumber", std::to_string(pieces.size() + 1)}, {"uploadId", upload.id}};
+    TRY_ASSIGN(const HttpAnswer answer, post("PUT", to, query, headers, "", limits.renewed(began)));
+    pieces.push_back(read_s3_text(answer.text, "/CopyPartResult/ETag"));
+    if (pieces.back().empty()) return Error(ENOTSUP, url_ + "/" + to + ": " + place_.host + " does not copy ranges");
+  }
+  return complete_upload(upload, size, pieces, limits.renewed(began));
+}
+
+Result<Upload> S3Store::begin_upload(const std::string& key, const RequestLimits& limits) {
+  const Texts headers{{"content-type", "application/octet-stream"}};
+  TRY_ASSIGN(const HttpAnswer answer, post("POST", key, {{"uploads", ""}}, headers, "", limits));
+  Upload upload{key, read_s3_text(answer.text, "/InitiateMultipartUploadResult/UploadId")};
+  if (!upload.id.empty()) return upload;
+  return Error(EPROTO, url_ + "/" + key + ": " + place_.host + " begins no multipart upload");
+}
+
+Result<std::string> S3Store::put_piece(const Upload& upload, uint32_t number, uint64_t /*offset*/,
+                                       const ObjectContent& content, const RequestLimits& limits) {
+  const Texts query{{"partNumber", std::to_string(number)}, {"uploadId", upload.id}};
+  return send(upload.key, query, {}, content, limits);
+}
+
+Result<> S3Store::complete_upload(const Upload& upload, uint64_t size, const std::vector<std::string>& pieces,
+                                  const RequestLimits& limits) {
+  std::string text = "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">";
+  for (size_t at = 0; at < pieces.size(); ++at) {
+    text += "<Part><PartNumber>" + std::to_string(at + 1) + "</PartNumber><ETag>" + pieces[at] + "</ETag></Part>";
+  }
+  text += "</CompleteMultipartUpload>";
+  const auto done =
+      post("POST", upload.key, {{"uploadId", upload.id}}, {{"content-type", "application/xml"}}, text, limits);
+  if (done) return success();
+  if (done.error().errno_value() != ENOENT) return done.error();
+  TRY_ASSIGN(const bool there, has_size(*this, upload.key, size, limits));  // the reply was lost
+  return there ? success() : Result<>(done.error());
+}
+
+Result<uint64_t> S3Store::end_uploads(std::chrono::seconds older_than, const RequestLimits& limits) {
+  const auto began = std::chrono::steady_clock::now();
+  uint64_t ended = 0;
+  Texts query{{"uploads", ""}, {"prefix", prefix_}};
+  for (bool more = true; more;) {
+    ++counts_.lists;
+    HttpRequest request;
+    request.most_text = kLongestList;
+    TRY_ASSIGN(const HttpAnswer answer, ask("GET", place_.path, query, {}, request, url_, limits.renewed(began)));
+    if (answer.status / 100 != 2) return error_of(answer, url_);
+    TRY_ASSIGN(const S3Uploads page, with_name(url_, read_s3_uploads(answer.text)));
+    const SystemTime now = time_of_answer(answer);
+    for (const S3Upload& upload : page.uploads) {
+      if (!upload.key.starts_with(prefix_) || upload.begun > now - older_than) continue;
+      TRY_ASSIGN(const bool idle, end_if_idle(upload, now - older_than, limits.renewed(began)));
+      ended += idle ? 1 : 0;
+    }
+    more = !page.next_key.empty() && page.next_key != query["key-marker"];
+    query["key-marker"] = page.next_key;
+    query["upload-id-marker"] = page.next_id;
+  }
+  return ended;
+}
+
+// Whoever completes it meanwhile was idle for so long, and has lost a race.
+Result<bool> S3Store::end_if_idle(const S3Upload& upload, SystemTime before, const RequestLimits& limits) {
+  const std::string path = place_.path + percent_encoded(upload.key, true);
+  const Texts query{{"uploadId", upload.id}};
+  Texts page = query;
+  for (std::string marker = "0"; !marker.empty();) {
+    page["part-number-marker"] = marker;
+    ++counts_.lists;
+    HttpRequest request;
+    request.most_text = kLongestList;
+    TRY_ASSIGN(const HttpAnswer answer, ask("GET", path, page, {}, request, url_, limits));
+    if (answer.status == 404) return false;
+    if (answer.status / 100 != 2) return error_of(answer, url_);
+    TRY_ASSIGN(const S3Pieces pieces, with_name(url_, read_s3_pieces(answer.text)));
+    if (pieces.newest > before) return false;
+    marker = pieces.next == marker ? "" : pieces.next;
+  }
+  ++counts_.removes;
+  TRY_ASSIGN(const HttpAnswer answer, ask("DELETE", path, query, {}, {}, url_, limits));
+  if (answer.status / 100 != 2 && answer.status != 404) return error_of(answer, url_);
+  return true;
 }
 
 Result<size_t> S3Store::get(const std::string& key, uint64_t offset, std::span<std::byte> buffer,

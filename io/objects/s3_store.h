@@ -16,6 +16,7 @@
 #include "io/objects/s3_credentials.h"
 #include "io/objects/s3_settings.h"
 #include "io/objects/s3_signature.h"
+#include "io/objects/s3_xml.h"
 
 namespace ckptfs::io {
 
@@ -31,12 +32,20 @@ class S3Store : public ObjectStore {
                      const RequestLimits& limits) override;
   Result<ObjectPage> list(const std::string& prefix, const std::string& token, const RequestLimits& limits) override;
   Result<> remove(const std::string& key, const RequestLimits& limits) override;
+  Result<> copy(const std::string& from, const std::string& to, uint64_t size, const RequestLimits& limits) override;
+  Result<Upload> begin_upload(const std::string& key, const RequestLimits& limits) override;
+  Result<std::string> put_piece(const Upload& upload, uint32_t number, uint64_t offset, const ObjectContent& content,
+                                const RequestLimits& limits) override;
+  Result<> complete_upload(const Upload& upload, uint64_t size, const std::vector<std::string>& pieces,
+                           const RequestLimits& limits) override;
+  Result<uint64_t> end_uploads(std::chrono::seconds older_than, const RequestLimits& limits) override;
 
   RequestCounts& counts() override { return counts_; }
   const std::string& url() const override { return url_; }
 
  private:
   using Texts = std::map<std::string, std::string>;
+  using SystemTime = std::chrono::system_clock::time_point;
 
   // Where the bucket is: "https://host:port" + path + key.
   struct Place {
@@ -50,16 +59,31 @@ class S3Store : public ObjectStore {
   static Result<Place> place_of(const std::string& bucket, const S3Settings& settings);
 
   std::string path_of(const std::string& key) const { return place_.path + percent_encoded(prefix_ + key, true); }
+  // "/bucket/prefix/key", encoded.
+  std::string path_in_bucket(const std::string& key) const {
+    return "/" + percent_encoded(bucket_, false) + "/" + percent_encoded(prefix_ + key, true);
+  }
+  Result<> check_length(const std::string& key) const;
   // `name`: of what is asked for, for errors.
   Result<HttpAnswer> ask(const std::string& method, const std::string& path, const Texts& query, Texts headers,
                          HttpRequest request, const std::string& name, const RequestLimits& limits);
+  // A PUT of an object, or of a piece of one. Returns its ETag.
+  Result<std::string> send(const std::string& key, const Texts& query, Texts headers, const ObjectContent& content,
+                           const RequestLimits& limits);
+  // A POST, or a PUT without content, that is answered by XML.
+  Result<HttpAnswer> post(const std::string& method, const std::string& key, const Texts& query, Texts headers,
+                          const std::string& text, const RequestLimits& limits);
+  Result<> copy_in_pieces(const std::string& from, const std::string& to, uint64_t size, const RequestLimits& limits);
+  Result<bool> end_if_idle(const S3Upload& upload, SystemTime before, const RequestLimits& limits);
   // What an answer that is no success comes to.
   Error error_of(const HttpAnswer& answer, const std::string& name);
   Result<size_t> check_range(const HttpAnswer& answer, uint64_t offset, size_t wanted, const std::string& name) const;
 
   const std::string url_;
+  const std::string bucket_;
   const std::string prefix_;  // with a '/' at its end
   const Place place_;
+  const uint64_t most_at_once_;
   HttpClient http_;
   S3CredentialSource credentials_;
   std::atomic<int64_t> clock_offset_{0};  // seconds that the server's clock is ahead of ours, once it has mattered

@@ -2,6 +2,7 @@
 
 #include <expat.h>
 
+#include <algorithm>
 #include <charconv>
 #include <ctime>
 #include <functional>
@@ -127,6 +128,49 @@ Result<ObjectPage> read_s3_list(std::string_view xml) {
   if (encoding == "url") {
     for (ObjectInfo& found : list.objects) found.key = percent_decoded(found.key);
   }
+  return list;
+}
+
+std::string read_s3_text(std::string_view xml, std::string_view wanted) {
+  std::string found;
+  Reader reader([&](const std::string& path, const std::string& text) {
+    if (path == wanted && found.empty()) found = text;
+  });
+  return reader.read(xml) ? found : "";
+}
+
+Result<S3Uploads> read_s3_uploads(std::string_view xml) {
+  S3Uploads list;
+  S3Upload upload;
+  std::string truncated;
+  bool is_list = false;
+  Reader reader([&](const std::string& path, const std::string& text) {
+    if (path == "/ListMultipartUploadsResult/Upload/Key") upload.key = text;
+    if (path == "/ListMultipartUploadsResult/Upload/UploadId") upload.id = text;
+    if (path == "/ListMultipartUploadsResult/Upload/Initiated") upload.begun = time_of(text);
+    if (path == "/ListMultipartUploadsResult/Upload") list.uploads.push_back(std::exchange(upload, {}));
+    if (path == "/ListMultipartUploadsResult/IsTruncated") truncated = text;
+    if (path == "/ListMultipartUploadsResult/NextKeyMarker") list.next_key = text;
+    if (path == "/ListMultipartUploadsResult/NextUploadIdMarker") list.next_id = text;
+    if (path == "/ListMultipartUploadsResult") is_list = true;
+  });
+  if (!reader.read(xml) || !is_list) return Error(EPROTO, "the answer is no list of uploads, or is cut short");
+  if (truncated != "true") list.next_key.clear();
+  return list;
+}
+
+Result<S3Pieces> read_s3_pieces(std::string_view xml) {
+  S3Pieces list;
+  std::string truncated;
+  bool is_list = false;
+  Reader reader([&](const std::string& path, const std::string& text) {
+    if (path == "/ListPartsResult/Part/LastModified") list.newest = std::max(list.newest, time_of(text));
+    if (path == "/ListPartsResult/IsTruncated") truncated = text;
+    if (path == "/ListPartsResult/NextPartNumberMarker") list.next = text;
+    if (path == "/ListPartsResult") is_list = true;
+  });
+  if (!reader.read(xml) || !is_list) return Error(EPROTO, "the answer is no list of pieces, or is cut short");
+  if (truncated != "true") list.next.clear();
   return list;
 }
 

@@ -151,7 +151,7 @@ void ChunkReader::read(const RemoteFile& file, FileSpan wanted, Done done) {
   const Entry& entry = file.step->entry(file.entry);
   if (end > entry.size) return waiting->done(Error(EINVAL, "the file ends before what is to be read"));
   const uint64_t count = (end - 1) / kChunkBytes - waiting->first + 1;
-  auto chunks = file.step->part(file.entry.slot).chunks(entry.first_chunk + waiting->first, count);
+  auto chunks = file.step->part(file.entry.slot).chunks(entry, waiting->first, count);
   if (!chunks) return waiting->done(chunks.error());
   for (uint64_t i = 0; i < count; ++i) {
     const uint64_t begin = (waiting->first + i) * kChunkBytes;
@@ -185,7 +185,7 @@ uint64_t ChunkReader::fetch_ahead(const RemoteFile& file, FileSpan wanted) {
   const uint64_t end = std::min(wanted.offset + wanted.size, entry.size);
   if (wanted.offset >= end) return end;
   const uint64_t first = wanted.offset / kChunkBytes, count = (end - 1) / kChunkBytes - first + 1;
-  const auto chunks = file.step->part(file.entry.slot).chunks(entry.first_chunk + first, count);
+  const auto chunks = file.step->part(file.entry.slot).chunks(entry, first, count);
   if (!chunks) return end;  // who reads is told
   size_t at = 0;
   {
@@ -375,8 +375,7 @@ Result<> ChunkReader::fetch(Run& run) {
   limits.deadline = run.deadline;
   limits.stop = settings_.stop != nullptr ? settings_.stop : &stop_;
   const ChunkRun chunks{run.chunks, run.first, run.bytes};
-  const PartHeader& header = run.file.step->part(run.file.entry.slot).header();
-  return read_run(store_, header, run.file.entry.path, chunks, run.buffer, limits);
+  return read_run(store_, run.file.step->key_of(run.file.entry), run.file.entry.path, chunks, run.buffer, limits);
 }
 
 void ChunkReader::finish(const std::shared_ptr<Run>& run, const Result<>& fetched) {

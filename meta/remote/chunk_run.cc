@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 
@@ -13,39 +14,33 @@ namespace {
 
 struct RunSource {
   io::ObjectStore& store;
-  std::string key;
+  const std::string& key;
   std::string_view file;
   const io::RequestLimits& limits;
 };
 
 Result<> read_again(const RunSource& source, const Chunk& chunk, uint64_t number, std::span<std::byte> buffer) {
-  TRY_ASSIGN(const size_t got, source.store.get(source.key, chunk.offset, buffer, source.limits));
+  const uint64_t offset = number * kChunkBytes;
+  TRY_ASSIGN(const size_t got, source.store.get(source.key, offset, buffer, source.limits));
   if (got == buffer.size() && io::digest_of(buffer) == chunk.digest) return success();
   const std::string what = got < buffer.size() ? "ends before it" : "holds something else than was pushed";
   return Error(EBADMSG, fmt::format("{}: chunk {}: {}/{} {} (at byte {}, asked twice)", io::printable(source.file),
-                                    number, source.store.url(), io::printable(source.key), what, chunk.offset));
+                                    number, source.store.url(), io::printable(source.key), what, offset));
 }
 
 }  // namespace
 
 ChunkRun next_run(std::span<const Chunk> chunks, uint64_t first) {
-  const Chunk& begin = chunks.front();
-  uint32_t bytes = begin.length;
-  size_t count = 1;
-  for (; count < chunks.size(); ++count) {
-    const Chunk& next = chunks[count];
-    const bool follows = next.push == begin.push && next.pack == begin.pack && next.offset == begin.offset + bytes;
-    if (!follows || bytes + next.length > kMostRunBytes) break;
-    bytes += next.length;
-  }
-  return {chunks.first(count), first, bytes};
+  const auto run = chunks.first(std::min<size_t>(chunks.size(), kMostRunBytes / kChunkBytes));
+  uint32_t bytes = 0;
+  for (const Chunk& chunk : run) bytes += chunk.length;
+  return {run, first, bytes};
 }
 
-Result<> read_run(io::ObjectStore& store, const PartHeader& header, std::string_view file, const ChunkRun& run,
+Result<> read_run(io::ObjectStore& store, const std::string& key, std::string_view file, const ChunkRun& run,
                   std::span<std::byte> buffer, const io::RequestLimits& limits) {
-  const Chunk& begin = run.chunks.front();
-  const RunSource source{store, pack_key(header.pushes[begin.push].push, begin.pack), file, limits};
-  TRY_ASSIGN(const size_t got, store.get(source.key, begin.offset, buffer, limits));
+  const RunSource source{store, key, file, limits};
+  TRY_ASSIGN(const size_t got, store.get(key, run.first * kChunkBytes, buffer, limits));
   size_t at = 0;
   for (size_t i = 0; i < run.chunks.size(); ++i) {
     const Chunk& chunk = run.chunks[i];

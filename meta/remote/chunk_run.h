@@ -1,9 +1,10 @@
-// Reads chunks from the packs of a remote, and compares each with its digest. Stateless; any thread.
+// Reads chunks of files in a remote, and compares each with its digest. Stateless; any thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "io/objects/object_store.h"
@@ -14,7 +15,7 @@ namespace ckptfs::meta::remote {
 
 inline constexpr size_t kMostRunBytes = size_t{16} << 20;  // of one request
 
-// Chunks that lie one after the other in a pack, and in their file.
+// Chunks that follow one another in a file.
 struct ChunkRun {
   std::span<const Chunk> chunks;
   uint64_t first = 0;  // its number in the file
@@ -25,8 +26,8 @@ struct ChunkRun {
 ChunkRun next_run(std::span<const Chunk> chunks, uint64_t first);
 
 // Fills the buffer, which is as long as the run. What differs from its digest is asked for once more. EBADMSG, naming
-// file, chunk and object: it still differs. `header` of the part that has the chunks; `file`: for messages.
-Result<> read_run(io::ObjectStore& store, const PartHeader& header, std::string_view file, const ChunkRun& run,
+// file, chunk and object: it still differs. `key`: of the file's object; `file`: for messages.
+Result<> read_run(io::ObjectStore& store, const std::string& key, std::string_view file, const ChunkRun& run,
                   std::span<std::byte> buffer, const io::RequestLimits& limits);
 
 }  // namespace ckptfs::meta::remote

@@ -26,8 +26,8 @@ constexpr io::JsonBounds kCommitBounds{.bytes = kMostCommitBytes, .values = 1 <<
 constexpr io::JsonBounds kSmallBounds{.bytes = 4096, .values = 64, .text = 1024, .depth = 4};
 
 json json_of(const PartName& part) {
-  return {
-      {"push", part.push.text()}, {"number", part.number}, {"digest", io::hex_of(part.digest)}, {"size", part.size}};
+  return {{"push", part.push.text()}, {"number", part.number}, {"digest", io::hex_of(part.digest)},
+          {"size", part.size},        {"files", part.files},   {"bytes", part.bytes}};
 }
 
 Result<PartName> parse_part_name(const json& object) {
@@ -37,6 +37,8 @@ Result<PartName> parse_part_name(const json& object) {
   TRY_ASSIGN(part.number, number_field(object, "number"));
   TRY_ASSIGN(part.digest, digest_field(object, "digest"));
   TRY_ASSIGN(part.size, number_field(object, "size"));
+  TRY_ASSIGN(part.files, number_field(object, "files"));
+  TRY_ASSIGN(part.bytes, number_field(object, "bytes"));
   return part;
 }
 
@@ -65,7 +67,6 @@ Result<Commit> commit_of(const std::string& text) {
   TRY_ASSIGN(commit.name.tag, text_field(object, "tag"));
   TRY_ASSIGN(commit.name.n, number_field(object, "n"));
   TRY_ASSIGN(commit.parts, parse_parts(object, commit.name.tag));
-  TRY_ASSIGN(commit.lenders, pushes_field(object, "lenders"));
   TRY_ASSIGN(commit.notes, texts_field(object, "notes"));
   TRY_ASSIGN(commit.host, text_field(object, "host"));
   commit.late = is_late(text.size());
@@ -188,7 +189,6 @@ std::string text_of(const Commit& commit) {
   object["host"] = commit.host;
   json& parts = object["parts"] = json::array();
   for (const PartName& part : commit.parts) parts.push_back(json_of(part));
-  object["lenders"] = texts_of_pushes(commit.lenders);
   object["notes"] = commit.notes;
   std::string text = line_of(object);
   const size_t rest = text.size() % kLateBytes;

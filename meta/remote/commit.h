@@ -27,6 +27,8 @@ struct PartName {
   uint64_t number = 0;  // PartHeader::number
   io::Digest digest{};  // of the object
   uint64_t size = 0;    // of the object
+  uint64_t files = 0;   // PartHeader::files: so many objects, and
+  uint64_t bytes = 0;   // so many bytes in them
   bool operator==(const PartName&) const = default;
 };
 // One part of each slot, in the order of the slots. Its digest is what is voted on: that of its tags, slots, ids,
@@ -42,7 +44,6 @@ struct Vote {
 struct Commit {
   DecisionName name;
   PartList parts;
-  std::vector<PushName> lenders;   // other pushes whose packs the parts use
   std::vector<std::string> notes;  // what the union left out (union.h)
   std::string host;                // that wrote it
   bool late = false;               // CommittedStep::late

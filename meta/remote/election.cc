@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <map>
-#include <set>
 #include <utility>
 
 #include "io/fault.h"
@@ -71,11 +70,11 @@ class Election {
   Result<> read_parts(const std::vector<PushName>& chosen);
   Result<bool> is_save_of_last(const std::vector<const Part*>& parts);
   Result<bool> is_late();
-  Round decide(const TagParts& listed);
-  Round count_votes(const TagParts& listed);
+  Round decide();
+  Round count_votes();
   Result<std::map<uint32_t, Vote>> read_votes();
-  Round vote(const TagParts& listed);
-  Result<std::optional<TagStatus>> speaks_against(const TagParts& listed);
+  Round vote();
+  Result<std::optional<TagStatus>> speaks_against();
   Round commit();
   Round make_void();
 
@@ -123,7 +122,7 @@ Round Election::look() {
   if (!is_known) TRY(read_parts(chosen));
   memory_.listed = std::move(names);
   if (memory_.unvotable) return ends(*memory_.unvotable);
-  return decide(listed);
+  return decide();
 }
 
 // The part of this slot must be among those that are listed. If its commit is gone, the collector may have taken it,
@@ -239,14 +238,10 @@ Result<> Election::read_parts(const std::vector<PushName>& chosen) {
   }
   memory_.parts.clear();
   std::vector<const Part*> all;
-  std::set<PushName> lenders;
   for (const Part& part : parts) {
     all.push_back(&part);
-    memory_.parts.push_back({part.header().push, part.header().number, part.digest(), part.size()});
-    for (const UsedPush& used : part.header().pushes) lenders.insert(used.push);
+    memory_.parts.push_back(part.name());
   }
-  for (const PushName& push : chosen) lenders.erase(push);
-  memory_.lenders.assign(lenders.begin(), lenders.end());
   memory_.notes.clear();
   TRY_ASSIGN(memory_.unvotable, judge_parts(all, memory_.notes));
   TRY_ASSIGN(memory_.same_save, is_save_of_last(all));
@@ -272,9 +267,9 @@ Result<bool> Election::is_save_of_last(const std::vector<const Part*>& parts) {
   return is_same_save(before, parts);
 }
 
-Round Election::decide(const TagParts& listed) {
-  if (slot_.slots > 1) return count_votes(listed);
-  TRY_ASSIGN(auto against, speaks_against(listed));
+Round Election::decide() {
+  if (slot_.slots > 1) return count_votes();
+  TRY_ASSIGN(auto against, speaks_against());
   if (against) return ends(std::move(*against));
   return commit();
 }
@@ -289,14 +284,14 @@ Result<std::map<uint32_t, Vote>> Election::read_votes() {
   return votes;
 }
 
-Round Election::count_votes(const TagParts& listed) {
+Round Election::count_votes() {
   const io::Digest list = digest_of(memory_.parts);
   TRY_ASSIGN(const auto votes, read_votes());
   const auto differs = [&](const auto& vote) { return vote.second.parts != list; };
   const bool unequal = std::ranges::any_of(votes, differs) && !io::fault_value("commit_unequal");
   if (unequal) return make_void();
   if (votes.size() == slot_.slots) return commit();
-  if (!votes.contains(slot_.slot)) return vote(listed);
+  if (!votes.contains(slot_.slot)) return vote();
   std::vector<uint32_t> missing;
   for (uint32_t slot = 0; slot < slot_.slots; ++slot) {
     if (!votes.contains(slot)) missing.push_back(slot);
@@ -305,17 +300,15 @@ Round Election::count_votes(const TagParts& listed) {
 }
 
 // What speaks against the word of this slot for its part. The image comes last: see the head of election.h.
-Result<std::optional<TagStatus>> Election::speaks_against(const TagParts& listed) {
-  TRY_ASSIGN(const bool lost, has_lost_lender(store_, own_.lenders, listed, memory_.history, limits()));
-  if (lost) return std::optional(status_of(State::push_again, "a step that lent it chunks was removed"));
+Result<std::optional<TagStatus>> Election::speaks_against() {
   if (io::fault_value("vote_unchecked")) return std::optional<TagStatus>();
   TRY_ASSIGN(const bool may_vote, image_.may_be_voted_for());
   if (may_vote) return std::optional<TagStatus>();
   return std::optional(waits("its files are in use, or have changed"));
 }
 
-Round Election::vote(const TagParts& listed) {
-  TRY_ASSIGN(auto against, speaks_against(listed));
+Round Election::vote() {
+  TRY_ASSIGN(auto against, speaks_against());
   if (against) return ends(std::move(*against));
   if (own_.found && !memory_.may_vote && !io::fault_value("found_unvoided")) return make_void();
   TRY(io::make_object(store_, vote_key(decision(), slot_.slot), text_of(Vote{digest_of(memory_.parts)}), limits()));
@@ -340,7 +333,7 @@ Result<bool> Election::is_late() {
 
 Round Election::commit() {
   TRY_ASSIGN(const bool late, is_late());
-  const Commit commit{decision(), memory_.parts, memory_.lenders, memory_.notes, slot_.host, late};
+  const Commit commit{decision(), memory_.parts, memory_.notes, slot_.host, late};
   TRY(io::make_object(store_, step_key(decision()), text_of(commit), limits()));
   memory_.decided = n_;
   return looks_again();

@@ -12,10 +12,10 @@
 // is before every c_i. So from the last p_j to the first c_i all slots held their parts. How long a vote is on its way
 // does not matter. With one slot the commit takes the place of the vote.
 //
-// A part is in one commit at most. A commit's tombstone lets the collector take what only that commit's parts name,
-// also while such a part waits to be in another commit, and a process may be stopped for days before its last request.
-// So a slot whose part was committed, and that is to vote again since another slot has changed, pushes a new part
-// first. That one borrows everything from the commit, if it stands, and keeps it from then on.
+// A part is in one commit at most. A commit's tombstone lets the collector take the files of its parts, also while such
+// a part waits to be in another commit, and a process may be stopped for days before its last request. So a slot whose
+// part was committed, and that is to vote again since another slot has changed, pushes a new part first. The store
+// itself copies the files for that, if the commit stands.
 //
 // A part that stays undecided for days is ended by the collector, with a void that names it, at the number that is
 // undecided. Votes at that number can no longer become a commit. Who votes at a later one has read that void before,
@@ -59,7 +59,7 @@ struct TagStatus {
     waits,       // for the parts or votes of `missing`, or for this slot's files to be quiet (none missing)
     incomplete,  // files are missing; `reason` tells which
     refused,     // the parts have no union, or two mounts are one slot; `reason` tells
-    push_again,  // a new part is needed: a lender of this one is gone, or a commit has it already
+    push_again,  // a new part is needed: a commit has this one already
     ended,       // the collector has ended this part, since it was undecided for days. A new one is needed
   };
   State state = State::waits;
@@ -74,7 +74,6 @@ struct TagStatus {
 struct ElectionMemory {
   std::vector<PushName> listed;  // the names of all parts of the tag, as `parts` was made; empty: nothing is known
   PartList parts;
-  std::vector<PushName> lenders;       // of all parts
   std::vector<std::string> notes;      // of their union
   bool same_save = false;              // they hold the save that the last commit of the tag has (union.h)
   std::optional<TagStatus> unvotable;  // why nobody can vote for them

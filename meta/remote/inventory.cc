@@ -11,40 +11,48 @@ namespace {
 constexpr size_t kMostForeign = 100;
 constexpr uint64_t kToldEvery = 10'000;  // objects
 
-void note_part(Inventory& inventory, const PushName& push, const io::ObjectInfo& object) {
-  PushObjects& objects = inventory.pushes[push];
-  objects.has_part = object.size > kMostEndedBytes;
-  objects.is_ended = !objects.has_part;
-  objects.changed = object.changed;
-  objects.part_bytes = object.size;
+void note_part(Inventory& inventory, const PushName& name, const io::ObjectInfo& object) {
+  ListedPush& push = inventory.pushes[name];
+  push.has_part = object.size > kMostEndedBytes;
+  push.is_ended = !push.has_part;
+  push.changed = object.changed;
+  push.part_bytes = object.size;
 }
 
-void note_pack(Inventory& inventory, const PackName& name, const io::ObjectInfo& object) {
-  PushObjects& objects = inventory.pushes[name.push];
-  objects.packs.push_back({name.pack, static_cast<uint32_t>(std::min<uint64_t>(object.size, UINT32_MAX))});
-  objects.newest_pack = std::max(objects.newest_pack, object.changed);
+void note_file(Inventory& inventory, std::string_view folder, const io::ObjectInfo& object) {
+  auto found = inventory.folders.find(folder);
+  if (found == inventory.folders.end()) found = inventory.folders.emplace(folder, ListedFiles()).first;
+  ListedFiles& files = found->second;
+  ++files.objects;
+  files.bytes += object.size;
+  files.newest = std::max(files.newest, object.changed);
 }
 
 // Returns false if it is no object of ours.
 bool note_object(Inventory& inventory, const io::ObjectInfo& object) {
   const std::string_view key = object.key;
-  if (const auto pack = parse_pack_key(key)) {
-    note_pack(inventory, *pack, object);
-  } else if (const auto push = parse_part_key(key)) {
-    note_part(inventory, *push, object);
+  if (const auto folder = parse_folder(key)) {
+    note_file(inventory, *folder, object);
+  } else if (const auto push = parse_push_key(key)) {
+    inventory.pushes[*push].begun = object.changed;
+  } else if (const auto part = parse_part_key(key)) {
+    note_part(inventory, *part, object);
   } else if (const auto vote = parse_vote_key(key)) {
     inventory.votes[vote->decision].push_back(vote->slot);
-  } else if (const auto look = parse_look_key(key)) {
-    inventory.looks.emplace(*look, object.changed);
   } else if (key.starts_with(kProbe)) {
     inventory.probes.emplace(key, object.changed);
   } else if (!note_decision(inventory.decisions, object)) {
-    return key == kFactsKey || parse_rules_key(key).has_value();
+    return key == kFactsKey || key == kCollectedKey || parse_rules_key(key).has_value();
   }
   return true;
 }
 
 }  // namespace
+
+ListedFiles Inventory::files_of(const PushName& push) const {
+  const auto found = folders.find(push.folder());
+  return found == folders.end() ? ListedFiles() : found->second;
+}
 
 Result<Inventory> take_inventory(io::ObjectStore& store, const std::function<void(uint64_t objects)>& progress,
                                  const io::RequestLimits& limits) {
@@ -58,12 +66,8 @@ Result<Inventory> take_inventory(io::ObjectStore& store, const std::function<voi
     if (inventory.foreign.size() < kMostForeign) inventory.foreign.push_back(object.key);
     return success();
   };
-  // "gone/" comes before "steps/" in the list.
+  // ".ckptfs/gone/" comes before ".ckptfs/steps/" in the list.
   TRY(io::for_each_object(store, "", note, limits));
-  for (auto& [push, objects] : inventory.pushes) {
-    std::ranges::sort(objects.packs, {}, &ListedPack::pack);
-    objects.packs.shrink_to_fit();
-  }
   TRY_ASSIGN(inventory.steps, steps_of(inventory.decisions, store.url()));
   return inventory;
 }

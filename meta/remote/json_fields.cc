@@ -2,9 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <limits>
 #include <utility>
 
 #include "io/printable.h"
@@ -96,36 +94,6 @@ Result<PushName> push_field(const json& object, const char* name) {
   auto push = parse_push(text);
   if (!push) return Error(EBADMSG, fmt::format("its \"{}\" is {}, which names no push", name, io::printable(text)));
   return std::move(*push);
-}
-
-Result<std::vector<PushName>> pushes_field(const json& object, const char* name) {
-  TRY_ASSIGN(const std::vector<std::string> texts, texts_field(object, name));
-  std::vector<PushName> pushes;
-  for (const std::string& text : texts) {
-    auto push = parse_push(text);
-    if (!push) return Error(EBADMSG, fmt::format("its \"{}\" names no push: {}", name, io::printable(text)));
-    pushes.push_back(std::move(*push));
-  }
-  return pushes;
-}
-
-Result<PackRanges> packs_field(const json& object, const char* name) {
-  TRY_ASSIGN(const json* const list, list_field(object, name));
-  const auto is_pack = [](const json& one) {
-    return one.is_number_unsigned() && *one.get_ptr<const uint64_t*>() < std::numeric_limits<uint32_t>::max();
-  };
-  PackRanges ranges;
-  uint64_t next = 0;
-  for (const json& range : *list) {
-    if (!range.is_array() || range.size() != 2 || !std::ranges::all_of(range, is_pack)) {
-      return Error(EBADMSG, fmt::format("its \"{}\" are no ranges", name));
-    }
-    const auto first = range[0].get<uint32_t>(), last = range[1].get<uint32_t>();
-    if (first < next || last < first) return Error(EBADMSG, fmt::format("its \"{}\" do not ascend", name));
-    ranges.emplace_back(first, last);
-    next = uint64_t{last} + 1;
-  }
-  return ranges;
 }
 
 }  // namespace ckptfs::meta::remote

@@ -31,15 +31,5 @@ Result<const nlohmann::json*> list_field(const nlohmann::json& object, const cha
 Result<std::vector<std::string>> texts_field(const nlohmann::json& object, const char* name);
 Result<io::Digest> digest_field(const nlohmann::json& object, const char* name);
 Result<PushName> push_field(const nlohmann::json& object, const char* name);
-Result<std::vector<PushName>> pushes_field(const nlohmann::json& object, const char* name);
-// Ranges that ascend and do not touch.
-Result<PackRanges> packs_field(const nlohmann::json& object, const char* name);
-
-template <class Pushes>
-std::vector<std::string> texts_of_pushes(const Pushes& pushes) {
-  std::vector<std::string> texts;
-  for (const PushName& push : pushes) texts.push_back(push.text());
-  return texts;
-}
 
 }  // namespace ckptfs::meta::remote

@@ -58,6 +58,7 @@ std::optional<DecisionName> parse_decision(std::string_view key, std::string_vie
 }  // namespace
 
 std::string PushName::text() const { return fmt::format("{}/{}.{}", tag, slot, id); }
+std::string PushName::folder() const { return fmt::format("{}.{}/", tag, id); }
 
 std::string new_id() {
   std::random_device device;
@@ -76,7 +77,15 @@ std::optional<PushName> parse_push(std::string_view text) {
   return PushName{std::string(tag), *slot, std::string(id)};
 }
 
-std::string pack_key(const PushName& push, uint32_t pack) { return fmt::format("{}{}/{}", kPacks, push.text(), pack); }
+std::string file_key(const PushName& push, uint32_t slots, std::string_view path) {
+  if (slots == 1) return push.folder().append(path);
+  return fmt::format("{}slot-{}/{}", push.folder(), push.slot, path);
+}
+bool comes_last(std::string_view key) {
+  const std::string_view name = key.substr(key.rfind('/') + 1);
+  return name == "config.json" || name == ".metadata" || name.ends_with(".index.json");
+}
+std::string push_key(const PushName& push) { return kPushes + push.text(); }
 std::string part_key(const PushName& push) { return kParts + push.text(); }
 std::string vote_key(const DecisionName& decision, uint32_t slot) {
   return fmt::format("{}{}/{}/{}", kVotes, decision.tag, decision.n, slot);
@@ -85,15 +94,18 @@ std::string step_key(const DecisionName& decision) { return fmt::format("{}{}/{}
 std::string gone_key(const DecisionName& decision) { return fmt::format("{}{}/{}", kGone, decision.tag, decision.n); }
 
 std::string rules_key(uint64_t n) { return fmt::format("{}{}", kRules, n); }
-std::string look_key(uint64_t n) { return fmt::format("{}{}", kLooks, n); }
 
-std::optional<PackName> parse_pack_key(std::string_view key) {
-  const auto rest = behind(key, kPacks);
-  const size_t slash = rest ? rest->rfind('/') : std::string_view::npos;
+std::optional<std::string_view> parse_folder(std::string_view key) {
+  const size_t slash = key.find('/');
   if (slash == std::string_view::npos) return std::nullopt;
-  auto push = parse_push(rest->substr(0, slash));
-  const auto pack = parse_number<uint32_t>(rest->substr(slash + 1));
-  return push && pack ? std::optional(PackName{std::move(*push), *pack}) : std::nullopt;
+  const std::string_view name = key.substr(0, slash);
+  const size_t dot = name.rfind('.');
+  const bool is_folder = dot != std::string_view::npos && is_id(name.substr(dot + 1)) && check_tag(name.substr(0, dot));
+  return is_folder ? std::optional(key.substr(0, slash + 1)) : std::nullopt;
+}
+std::optional<PushName> parse_push_key(std::string_view key) {
+  const auto rest = behind(key, kPushes);
+  return rest ? parse_push(*rest) : std::nullopt;
 }
 std::optional<PushName> parse_part_key(std::string_view key) {
   const auto rest = behind(key, kParts);
@@ -109,33 +121,6 @@ std::optional<VoteName> parse_vote_key(std::string_view key) {
 std::optional<DecisionName> parse_step_key(std::string_view key) { return parse_decision(key, kSteps); }
 std::optional<DecisionName> parse_gone_key(std::string_view key) { return parse_decision(key, kGone); }
 std::optional<uint64_t> parse_rules_key(std::string_view key) { return parse_numbered(key, kRules); }
-std::optional<uint64_t> parse_look_key(std::string_view key) { return parse_numbered(key, kLooks); }
-
-void append(PackRanges& ranges, uint32_t pack) {
-  if (!ranges.empty() && ranges.back().second + 1 == pack) {
-    ranges.back().second = pack;
-  } else {
-    ranges.emplace_back(pack, pack);
-  }
-}
-
-void unite(PackRanges& ranges) {
-  std::ranges::sort(ranges);
-  PackRanges united;
-  for (const auto& [first, last] : ranges) {
-    if (!united.empty() && first <= united.back().second) {
-      united.back().second = std::max(united.back().second, last);
-    } else {
-      united.emplace_back(first, last);
-    }
-  }
-  ranges = std::move(united);
-}
-
-bool contains(const PackRanges& ranges, uint32_t pack) {
-  const auto after = std::ranges::upper_bound(ranges, pack, {}, &std::pair<uint32_t, uint32_t>::first);
-  return after != ranges.begin() && std::prev(after)->second >= pack;
-}
 
 Result<> check_tag(std::string_view tag) {
   const std::string text = io::printable(tag);
@@ -144,6 +129,7 @@ Result<> check_tag(std::string_view tag) {
     return Error(EINVAL, text + ": a step with '~' in its name cannot be pushed; rename it");
   }
   if (tag.find('/') != std::string_view::npos) return Error(EINVAL, text + ": it is no name of a step");
+  if (tag.starts_with('.')) return Error(EINVAL, text + ": a step whose name begins with a dot cannot be pushed");
   if (tag.size() > kLongestTag) return Error(EINVAL, text + ": its name is too long to be pushed; rename it");
   return io::check_key(tag);
 }

@@ -1,16 +1,19 @@
 // Where what lies in a remote: the keys of its objects, below the remote's prefix. The format: docs/remote-format.md.
 //
-//   ckptfs.json                       what remote this is (remote_facts.h)
-//   packs/<tag>/<slot>.<id>/<k>       chunks, one after the other, at most 64 MiB
-//   parts/<tag>/<slot>.<id>           what a slot holds of a step (part.h)
-//   votes/<tag>/<n>/<slot>            a slot's word for a list of parts (commit.h)
-//   steps/<tag>/<n>                   a commit, or a void (commit.h)
-//   gone/<tag>/<n>                    a tombstone (tombstone.h)
-//   rules/<n>                         which steps stay; the highest n counts (remote_rules.h)
-//   looks/<n>                         what the collector saw (look.h)
-//   probe/<id>                        what probe_store() tries, for a moment (remote_facts.h)
+//   <tag>.<id>/PATH                          a file of a step, as it is: what a push has sent
+//   <tag>.<id>/slot-<i>/PATH                 likewise, in a remote of several slots
+//   .ckptfs/series/series.json               what remote this is (remote_facts.h)
+//   .ckptfs/pushes/<tag>/<slot>.<id>         a push that sends, or sent, files (push.h)
+//   .ckptfs/parts/<tag>/<slot>.<id>          what a slot holds of a step (part.h)
+//   .ckptfs/votes/<tag>/<n>/<slot>           a slot's word for a list of parts (commit.h)
+//   .ckptfs/steps/<tag>/<n>                  a commit, or a void (commit.h)
+//   .ckptfs/gone/<tag>/<n>                   a tombstone (tombstone.h)
+//   .ckptfs/rules/<n>                        which steps stay; the highest n counts (remote_rules.h)
+//   .ckptfs/collected/last                   who ran the collector last (collector.h)
+//   .ckptfs/probe/<id>                       what probe_store() tries, for a moment (remote_facts.h)
 //
-// No object is ever written twice with another content. Stateless; any thread.
+// No object is ever written twice with another content, but for those below pushes/ and collected/, whose time counts.
+// Stateless; any thread.
 #pragma once
 
 #include <compare>
@@ -18,26 +21,28 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 #include "io/result.h"
 
 namespace ckptfs::meta::remote {
 
-inline constexpr int kVersion = 1;
+inline constexpr int kVersion = 2;
 inline constexpr uint64_t kChunkBytes = uint64_t{1} << 20;
-inline constexpr uint64_t kPackBytes = uint64_t{64} << 20;
 
-inline constexpr const char* kFactsKey = "ckptfs.json";
-inline constexpr const char* kPacks = "packs/";
-inline constexpr const char* kParts = "parts/";
-inline constexpr const char* kVotes = "votes/";
-inline constexpr const char* kSteps = "steps/";
-inline constexpr const char* kGone = "gone/";
-inline constexpr const char* kRules = "rules/";
-inline constexpr const char* kLooks = "looks/";
-inline constexpr const char* kProbe = "probe/";
+inline constexpr uint32_t kMostSlots = 1 << 16;
+
+inline constexpr const char* kOwnPrefix = ".ckptfs/";
+inline constexpr const char* kSeries = ".ckptfs/series/";
+inline constexpr const char* kFactsKey = ".ckptfs/series/series.json";
+inline constexpr const char* kPushes = ".ckptfs/pushes/";
+inline constexpr const char* kParts = ".ckptfs/parts/";
+inline constexpr const char* kVotes = ".ckptfs/votes/";
+inline constexpr const char* kSteps = ".ckptfs/steps/";
+inline constexpr const char* kGone = ".ckptfs/gone/";
+inline constexpr const char* kRules = ".ckptfs/rules/";
+inline constexpr const char* kCollected = ".ckptfs/collected/";
+inline constexpr const char* kCollectedKey = ".ckptfs/collected/last";
+inline constexpr const char* kProbe = ".ckptfs/probe/";
 
 // One try of one slot to push a step. `id` is random and never used again.
 struct PushName {
@@ -46,6 +51,7 @@ struct PushName {
   std::string id;  // 16 hexadecimal digits
 
   std::string text() const;                           // "<tag>/<slot>.<id>"
+  std::string folder() const;                         // "<tag>.<id>/": no other push has it
   auto operator<=>(const PushName&) const = default;  // NOLINT(modernize-use-nullptr): in what is generated
 };
 // 16 random hexadecimal digits.
@@ -60,42 +66,32 @@ struct DecisionName {
   auto operator<=>(const DecisionName&) const = default;
 };
 
-// A pack, or a vote, by name.
-struct PackName {
-  PushName push;
-  uint32_t pack = 0;
-};
 struct VoteName {
   DecisionName decision;
   uint32_t slot = 0;
 };
 
-std::string pack_key(const PushName& push, uint32_t pack);
+// Of a file, in a remote of so many slots. `path`: Entry::path.
+std::string file_key(const PushName& push, uint32_t slots, std::string_view path);
+// Of a step's files those that say that it is there: they come last, and go first, so that who looks at the folder with
+// other tools seldom sees half a model. `key`: of a file, or its path.
+bool comes_last(std::string_view key);
+std::string push_key(const PushName& push);
 std::string part_key(const PushName& push);
 std::string vote_key(const DecisionName& decision, uint32_t slot);
 std::string step_key(const DecisionName& decision);
 std::string gone_key(const DecisionName& decision);
 std::string rules_key(uint64_t n);
-std::string look_key(uint64_t n);
 
-// What a key below kPacks, kParts, kVotes, kSteps, kGone, kRules or kLooks names; none: it is no such key, and somebody
-// else's object.
-std::optional<PackName> parse_pack_key(std::string_view key);
+// What a key of the kinds above names; none: it is no such key, and somebody else's object.
+// "<tag>.<id>/", of a key below the folder of a push.
+std::optional<std::string_view> parse_folder(std::string_view key);
+std::optional<PushName> parse_push_key(std::string_view key);
 std::optional<PushName> parse_part_key(std::string_view key);
 std::optional<VoteName> parse_vote_key(std::string_view key);
 std::optional<DecisionName> parse_step_key(std::string_view key);
 std::optional<DecisionName> parse_gone_key(std::string_view key);
 std::optional<uint64_t> parse_rules_key(std::string_view key);
-std::optional<uint64_t> parse_look_key(std::string_view key);
-
-// Packs by number: first and last of each range, ascending.
-using PackRanges = std::vector<std::pair<uint32_t, uint32_t>>;
-
-// Adds a pack that comes after all others.
-void append(PackRanges& ranges, uint32_t pack);
-// Puts ranges into order that overlap.
-void unite(PackRanges& ranges);
-bool contains(const PackRanges& ranges, uint32_t pack);
 
 // EINVAL, in words, unless a step of this name can be pushed: it is part of a key, so it is UTF-8 without control
 // characters, which the list of an S3 store could not tell; and it has no '~', which stands before the number of a

@@ -91,19 +91,6 @@ class LinesOfFile {
   size_t begin_ = 0;
 };
 
-// `bytes`: how much of the file the chunk holds.
-Result<> check_chunk(const Chunk& chunk, uint64_t bytes, const PartHeader& header) {
-  if (chunk.codec != 0)
-    return Error(EBADMSG, fmt::format("it has codec {}, which this ckptfs does not know", chunk.codec));
-  if (chunk.push >= header.pushes.size()) return Error(EBADMSG, "it lies in a push that the part does not name");
-  if (!contains(header.pushes[chunk.push].packs, chunk.pack))
-    return Error(EBADMSG, "it lies in a pack that the part does not name");
-  if (chunk.length != bytes)
-    return Error(EBADMSG, fmt::format("it has {} bytes, and should have {}", chunk.length, bytes));
-  if (uint64_t{chunk.offset} + chunk.length > kPackBytes) return Error(EBADMSG, "it ends beyond any pack's end");
-  return success();
-}
-
 }  // namespace
 
 Result<Part> Part::open(io::Fd file) {
@@ -118,7 +105,7 @@ Result<Part> Part::read(io::Fd file, const io::Digest& digest) {
   part.size_ = static_cast<uint64_t>(facts.st_size);
   part.digest_ = digest;
   TRY(part.read_header());
-  TRY(part.check_chunks());
+  TRY(part.check_content());
   return part;
 }
 
@@ -135,12 +122,12 @@ Result<> Part::read_header() {
 }
 
 Result<> Part::read_entries(uint64_t begin) {
-  const uint64_t chunk_bytes = header_.chunks * Chunk::kBytes;
+  const uint64_t chunk_bytes = header_.chunks * sizeof(io::Digest);
   if (size_ < begin || size_ - begin < chunk_bytes) return Error(EBADMSG, "it is cut short");
   chunks_at_ = size_ - chunk_bytes;
   if (chunks_at_ - begin > kMostEntryBytes) return Error(EBADMSG, "its entries are longer than any step's");
   LinesOfFile lines(file_.get(), begin, chunks_at_);
-  uint64_t chunks = 0, bytes = 0;
+  uint64_t files = 0, chunks = 0, bytes = 0;
   for (uint64_t number = 0; number < header_.entries; ++number) {
     TRY_ASSIGN(const std::string_view line, lines.next());
     auto parsed = parse_entry(line);
@@ -148,12 +135,14 @@ Result<> Part::read_entries(uint64_t begin) {
     Entry entry = std::move(parsed).value();
     TRY(check_entry(entry));
     entry.first_chunk = chunks;
+    files += entry.kind == Entry::Kind::file ? 1 : 0;
     chunks += entry.chunks();
     bytes += entry.size;
     entries_.push_back(std::move(entry));
   }
   if (entries_.empty()) return Error(EBADMSG, "it has no entries");
-  if (lines.position() != chunks_at_ || chunks != header_.chunks || bytes != header_.bytes) {
+  const bool agree = files == header_.files && chunks == header_.chunks && bytes == header_.bytes;
+  if (lines.position() != chunks_at_ || !agree) {
     return Error(EBADMSG, "its entries, its chunks and its header do not agree");
   }
   return success();
@@ -174,36 +163,35 @@ Result<> Part::check_entry(const Entry& entry) const {
   return Error(EBADMSG, io::printable(entry.path) + ": it lies in no folder of the step");
 }
 
-// Checks each chunk, and the content's digest.
-Result<> Part::check_chunks() const {
+Result<> Part::check_content() const {
   ContentDigest content;
   for (const Entry& entry : entries_) {
     content.begin(entry);
     for (uint64_t at = 0; at < entry.chunks(); at += kChunksAtOnce) {
-      TRY_ASSIGN(const std::vector<Chunk> some,
-                 chunks(entry.first_chunk + at, std::min(kChunksAtOnce, entry.chunks() - at)));
-      for (size_t i = 0; i < some.size(); ++i) {
-        const uint64_t bytes = std::min(kChunkBytes, entry.size - (at + i) * kChunkBytes);
-        if (auto checked = check_chunk(some[i], bytes, header_); !checked) {
-          return with_name(fmt::format("{}: chunk {}", io::printable(entry.path), at + i), checked.error());
-        }
-        content.add_chunk(some[i].digest);
-      }
+      TRY_ASSIGN(const auto some, digests(entry.first_chunk + at, std::min(kChunksAtOnce, entry.chunks() - at)));
+      for (const io::Digest& digest : some) content.add_chunk(digest);
     }
   }
   if (content.finish() != header_.content) return Error(EBADMSG, "its content has another digest than its header says");
   return success();
 }
 
-Result<std::vector<Chunk>> Part::chunks(uint64_t first, uint64_t count) const {
-  if (first > header_.chunks || count > header_.chunks - first) return Error(EINVAL, "the part has fewer chunks");
-  std::vector<std::byte> bytes(count * Chunk::kBytes);
+Result<std::vector<io::Digest>> Part::digests(uint64_t first, uint64_t count) const {
+  std::vector<io::Digest> found(count);
+  const auto bytes = std::as_writable_bytes(std::span(found));
   TRY_ASSIGN(const size_t got,
-             io::read_full(file_.get(), bytes, static_cast<off_t>(chunks_at_ + first * Chunk::kBytes)));
+             io::read_full(file_.get(), bytes, static_cast<off_t>(chunks_at_ + first * sizeof(io::Digest))));
   if (got < bytes.size()) return Error(EIO, "the part's file has become shorter");
+  return found;
+}
+
+Result<std::vector<Chunk>> Part::chunks(const Entry& file, uint64_t first, uint64_t count) const {
+  if (first > file.chunks() || count > file.chunks() - first) return Error(EINVAL, "the file has fewer chunks");
+  TRY_ASSIGN(const auto found, digests(file.first_chunk + first, count));
   std::vector<Chunk> chunks(count);
   for (size_t at = 0; at < count; ++at) {
-    chunks[at] = chunk_of(std::span(bytes).subspan(at * Chunk::kBytes).first<Chunk::kBytes>());
+    const uint64_t left = file.size - (first + at) * kChunkBytes;
+    chunks[at] = {found[at], static_cast<uint32_t>(std::min(kChunkBytes, left))};
   }
   return chunks;
 }
@@ -230,7 +218,7 @@ Result<PartWriter> PartWriter::make(const std::string& folder) {
   return writer;
 }
 
-Result<> PartWriter::add(const Entry& entry, std::span<const Chunk> chunks) {
+Result<> PartWriter::add(const Entry& entry, std::span<const io::Digest> chunks) {
   TRY(check_alone(entry));
   const bool in_order = entry_count_ == 0 ? entry.path.empty() : entry.path > last_path_;
   if (!in_order) return Error(EINVAL, io::printable(entry.path) + ": the entries are not in the order of their paths");
@@ -239,18 +227,12 @@ Result<> PartWriter::add(const Entry& entry, std::span<const Chunk> chunks) {
     return Error(EINVAL, io::printable(entry.path) + ": it has another number of chunks");
   const std::string line = text_of(entry);
   TRY(io::write_full(entries_.get(), std::as_bytes(std::span(line)), static_cast<off_t>(entries_bytes_)));
-  content_.begin(entry);
-  std::string bytes;
-  bytes.reserve(chunks.size() * Chunk::kBytes);
-  for (const Chunk& chunk : chunks) {
-    bytes += bytes_of_chunk(chunk);
-    content_.add_chunk(chunk.digest);
-    packs_.emplace(chunk.push, chunk.pack);
-  }
-  TRY(io::write_full(chunks_.get(), std::as_bytes(std::span(bytes)), static_cast<off_t>(chunk_count_ * Chunk::kBytes)));
+  content_.add(entry, chunks);
+  TRY(io::write_full(chunks_.get(), std::as_bytes(chunks), static_cast<off_t>(chunk_count_ * sizeof(io::Digest))));
   last_path_ = entry.path;
   entries_bytes_ += line.size();
   ++entry_count_;
+  file_count_ += entry.kind == Entry::Kind::file ? 1 : 0;
   chunk_count_ += chunks.size();
   bytes_ += entry.size;
   return success();
@@ -258,19 +240,15 @@ Result<> PartWriter::add(const Entry& entry, std::span<const Chunk> chunks) {
 
 Result<Part> PartWriter::finish(PartHeader header) {
   header.entries = entry_count_;
+  header.files = file_count_;
   header.chunks = chunk_count_;
   header.bytes = bytes_;
   header.content = content_.finish();
-  for (UsedPush& used : header.pushes) used.packs.clear();
-  for (const auto& [push, pack] : packs_) {
-    if (push >= header.pushes.size()) return Error(EINVAL, "a chunk names a push that the header does not have");
-    append(header.pushes[push].packs, pack);
-  }
   const std::string text = text_of(header);
   TRY_ASSIGN(io::Fd file, nameless_file(folder_));
   TRY(io::write_full(file.get(), std::as_bytes(std::span(text)), 0));
   TRY(append_file(entries_.get(), entries_bytes_, file.get(), text.size()));
-  TRY(append_file(chunks_.get(), chunk_count_ * Chunk::kBytes, file.get(), text.size() + entries_bytes_));
+  TRY(append_file(chunks_.get(), chunk_count_ * sizeof(io::Digest), file.get(), text.size() + entries_bytes_));
   return Part::open(std::move(file));
 }
 

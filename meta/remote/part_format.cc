@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 
@@ -21,7 +20,6 @@ using nlohmann::json;
 
 constexpr std::string_view kMagic = "ckptfs part ";
 constexpr size_t kLongestMagic = 32;  // with its version and its end
-constexpr size_t kMostPushes = size_t{1} << 16;
 constexpr size_t kLongestName = 255, kLongestPath = 4095;
 constexpr mode_t kModeBits = 07777;
 constexpr long kNanoseconds = 1'000'000'000;
@@ -32,13 +30,6 @@ constexpr io::JsonBounds kEntryBounds{.bytes = kLongestEntry, .values = 64, .tex
 void append_little_endian(std::string& bytes, uint64_t number, size_t width) {
   for (size_t at = 0; at < width; ++at) bytes += static_cast<char>(number >> (8 * at) & 0xff);
 }
-uint32_t u32_at(std::span<const std::byte> bytes, size_t at) {
-  uint32_t number = 0;
-  for (size_t i = 0; i < 4; ++i) number |= std::to_integer<uint32_t>(bytes[at + i]) << (8 * i);
-  return number;
-}
-
-constexpr size_t kDigestBytes = sizeof(io::Digest);
 
 constexpr std::array<std::string_view, 3> kKinds{"file", "folder", "link"};
 static_assert(static_cast<int>(Entry::Kind::link) == 2);
@@ -96,65 +87,25 @@ Result<formats::CompletenessFacts> parse_facts(const json& header) {
 }
 
 json json_of(const PartHeader& header) {
-  json pushes = json::array();
-  for (const UsedPush& used : header.pushes) pushes.push_back({{"push", used.push.text()}, {"packs", used.packs}});
-  json lenders = json::array();
-  for (const DecisionName& lender : header.lenders.commits) lenders.push_back(step_key(lender));
-  return {{"borrowed_from", std::move(lenders)},
-          {"unfinished", texts_of_pushes(header.lenders.unfinished)},
-          {"push", header.push.text()},
+  return {{"push", header.push.text()},
+          {"slots", header.slots},
           {"number", header.number},
           {"host", header.host},
           {"mount", header.mount},
           {"attempt", header.attempt},
           {"content", io::hex_of(header.content)},
-          {"pushes", std::move(pushes)},
           {"facts", formats::json_of(header.facts)},
           {"entries", header.entries},
+          {"files", header.files},
           {"chunks", header.chunks},
           {"bytes", header.bytes}};
-}
-
-// Adds how many packs there are to `count`.
-Result<UsedPush> parse_used_push(const json& object, uint64_t& count) {
-  if (!object.is_object()) return Error(EBADMSG, "its \"pushes\" are none");
-  UsedPush used;
-  TRY_ASSIGN(used.push, push_field(object, "push"));
-  TRY_ASSIGN(used.packs, packs_field(object, "packs"));
-  for (const auto& [first, last] : used.packs) count += uint64_t{last} - first + 1;
-  return used;
-}
-
-Result<> parse_pushes(const json& object, PartHeader& header) {
-  TRY_ASSIGN(const json* const pushes, list_field(object, "pushes"));
-  if (pushes->size() > kMostPushes) return Error(EBADMSG, "it uses more pushes than there can be");
-  uint64_t packs = 0;
-  for (const json& one : *pushes) {
-    TRY_ASSIGN(UsedPush used, parse_used_push(one, packs));
-    header.pushes.push_back(std::move(used));
-  }
-  if (header.pushes.empty() || header.pushes.front().push != header.push) {
-    return Error(EBADMSG, "the first of its \"pushes\" is not its own");
-  }
-  if (packs > header.chunks) return Error(EBADMSG, "it names more packs than it has chunks");
-  return success();
-}
-
-Result<std::vector<DecisionName>> parse_borrowed_from(const json& object) {
-  TRY_ASSIGN(const std::vector<std::string> keys, texts_field(object, "borrowed_from"));
-  std::vector<DecisionName> lenders;
-  for (const std::string& key : keys) {
-    auto lender = parse_step_key(key);
-    if (!lender) return Error(EBADMSG, "its \"borrowed_from\" names no commit: " + io::printable(key));
-    lenders.push_back(std::move(*lender));
-  }
-  return lenders;
 }
 
 Result<PartHeader> parse_header(std::string_view line) {
   TRY_ASSIGN(const json object, parse_object(line, kHeaderBounds));
   PartHeader header;
   TRY_ASSIGN(header.push, push_field(object, "push"));
+  TRY_ASSIGN(const uint64_t slots, number_field(object, "slots", kMostSlots));
   TRY_ASSIGN(header.number, number_field(object, "number"));
   TRY_ASSIGN(header.host, text_field(object, "host"));
   TRY_ASSIGN(header.mount, text_field(object, "mount"));
@@ -162,12 +113,12 @@ Result<PartHeader> parse_header(std::string_view line) {
   TRY_ASSIGN(header.content, digest_field(object, "content"));
   TRY_ASSIGN(header.facts, parse_facts(object));
   TRY_ASSIGN(header.entries, number_field(object, "entries", kMostEntries));
-  TRY_ASSIGN(header.chunks, number_field(object, "chunks", kMostPartBytes / Chunk::kBytes));
+  TRY_ASSIGN(header.files, number_field(object, "files", header.entries));
+  TRY_ASSIGN(header.chunks, number_field(object, "chunks", kMostPartBytes / sizeof(io::Digest)));
   TRY_ASSIGN(header.bytes, number_field(object, "bytes"));
-  TRY(parse_pushes(object, header));
-  TRY_ASSIGN(header.lenders.commits, parse_borrowed_from(object));
-  TRY_ASSIGN(header.lenders.unfinished, pushes_field(object, "unfinished"));
   if (header.number == 0) return Error(EBADMSG, "its number is 0");
+  if (header.push.slot >= slots) return Error(EBADMSG, "its slot is none of its \"slots\"");
+  header.slots = static_cast<uint32_t>(slots);
   return header;
 }
 
@@ -225,7 +176,7 @@ Result<std::optional<TextHeader>> parse_begin(std::string_view text) {
   const std::string_view digits = first.substr(std::min(kMagic.size(), first.size()));
   const auto version = io::parse_number<uint64_t>(digits);
   if (!first.starts_with(kMagic) || !version) {
-    return Error(EBADMSG, "it is no part of a step: it does not begin with \"ckptfs part 1\"");
+    return Error(EBADMSG, "it is no part of a step: it does not begin with \"ckptfs part 2\"");
   }
   TRY(check_version(*version));
   if (digits != std::to_string(kVersion)) return Error(EBADMSG, "its version is written in another way");
@@ -234,27 +185,6 @@ Result<std::optional<TextHeader>> parse_begin(std::string_view text) {
   if (last == std::string_view::npos) return std::optional<TextHeader>();
   TRY_ASSIGN(PartHeader header, parse_header(text.substr(end + 1, last - end - 1)));
   return std::optional(TextHeader{std::move(header), last + 1});
-}
-
-std::string bytes_of_chunk(const Chunk& chunk) {
-  std::string bytes(reinterpret_cast<const char*>(chunk.digest.data()), kDigestBytes);
-  append_little_endian(bytes, chunk.push, 4);
-  append_little_endian(bytes, chunk.pack, 4);
-  append_little_endian(bytes, chunk.offset, 4);
-  append_little_endian(bytes, uint32_t{chunk.codec} << 24 | chunk.length, 4);
-  return bytes;
-}
-
-Chunk chunk_of(std::span<const std::byte, Chunk::kBytes> bytes) {
-  Chunk chunk;
-  std::memcpy(chunk.digest.data(), bytes.data(), kDigestBytes);
-  chunk.push = u32_at(bytes, kDigestBytes);
-  chunk.pack = u32_at(bytes, kDigestBytes + 4);
-  chunk.offset = u32_at(bytes, kDigestBytes + 8);
-  const uint32_t length = u32_at(bytes, kDigestBytes + 12);
-  chunk.length = length & 0xffffff;
-  chunk.codec = static_cast<uint8_t>(length >> 24);
-  return chunk;
 }
 
 ContentDigest::ContentDigest() { hasher_.add(std::as_bytes(std::span(std::string_view("ckptfs content 1\n")))); }

@@ -1,9 +1,9 @@
 // The bytes of a part; docs/remote-format.md describes them for who reads without us:
 //
-//   "ckptfs part 1\n"
-//   header, JSON, one line           who, what, how many entries and chunks, where the chunks lie
+//   "ckptfs part 2\n"
+//   header, JSON, one line           who, what, how many entries and chunks
 //   entries, JSON, one line each     sorted by the bytes of their paths
-//   chunks, 48 bytes each            of all files, in the order of the entries
+//   chunks, 32 bytes each            the digests of all chunks, in the order of the entries
 //
 // Stateless, but for ContentDigest; any thread. Errors are EBADMSG, in words, unless said otherwise.
 #pragma once
@@ -17,7 +17,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "io/digest.h"
@@ -47,41 +46,27 @@ struct Entry {
   uint64_t chunks() const { return (size + kChunkBytes - 1) / kChunkBytes; }
 };
 
+// A piece of a file, at a multiple of kChunkBytes. It lies in the file's object, at the same place.
 struct Chunk {
-  static constexpr size_t kBytes = 48;  // in a part
   io::Digest digest{};
-  uint32_t push = 0;    // index into PartHeader::pushes
-  uint32_t pack = 0;    // of that push
-  uint32_t offset = 0;  // in the pack
-  uint32_t length = 0;  // there; at most kChunkBytes
-  uint8_t codec = 0;    // 0: as it is. Nothing else is known yet
-};
-
-// The packs of a push that a part uses.
-struct UsedPush {
-  PushName push;
-  PackRanges packs;  // finish() fills them in
-};
-
-// Who lends a part what lies in no pack of its own push.
-struct Lenders {
-  std::vector<DecisionName> commits;  // whose chunks it uses
-  std::vector<PushName> unfinished;   // pushes of this slot, without a part, whose packs its journal knew
+  uint32_t length = 0;  // kChunkBytes, or what is left of the file
 };
 
 struct PartHeader {
   PushName push;
+  uint32_t slots = 1;   // of the remote
   uint64_t number = 0;  // a slot counts its parts of a tag from 1. The highest counts
   std::string host;
-  std::string mount;             // the id of the store, and the series: another mount has another
-  std::string attempt;           // what the step's own files name the attempt by; empty: nothing
-  io::Digest content{};          // of all that the slot holds, but its times and where it lies (content_digest)
-  std::vector<UsedPush> pushes;  // the first is `push` itself
-  Lenders lenders;               // "borrowed_from" and "unfinished"
+  std::string mount;     // the id of the store, and the series: another mount has another
+  std::string attempt;   // what the step's own files name the attempt by; empty: nothing
+  io::Digest content{};  // of all that the slot holds, but its times (ContentDigest)
   formats::CompletenessFacts facts;
   uint64_t entries = 0;
+  uint64_t files = 0;  // of them: so many objects
   uint64_t chunks = 0;
   uint64_t bytes = 0;  // of all files
+
+  std::string key_of(const Entry& file) const { return file_key(push, slots, file.path); }
 };
 
 // Digests one entry after the other into PartHeader::content: path, kind, mode, owner, size, target and the digests of
@@ -114,8 +99,5 @@ struct TextHeader {
 };
 // Nothing: the text does not reach to the end of the header. EPROTO, naming both: it is of another version.
 Result<std::optional<TextHeader>> parse_begin(std::string_view text);
-
-std::string bytes_of_chunk(const Chunk& chunk);
-Chunk chunk_of(std::span<const std::byte, Chunk::kBytes> bytes);
 
 }  // namespace ckptfs::meta::remote

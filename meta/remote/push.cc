@@ -9,55 +9,51 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "io/fault.h"
 #include "io/log.h"
+#include "io/mutex.h"
 #include "io/parallel.h"
-#include "meta/remote/pack_content.h"
+#include "meta/remote/collector.h"
+#include "meta/remote/file_content.h"
+#include "meta/remote/json_fields.h"
 #include "meta/remote/part.h"
 #include "meta/remote/slot_parts.h"
 
 namespace ckptfs::meta::remote {
 namespace {
 
-constexpr size_t kMostPackChunks = 16'384;  // of a pack: small files fill one in number before they do in bytes
-
-uint64_t chunk_length(const Entry& file, uint64_t chunk) {
-  return std::min(kChunkBytes, file.size - chunk * kChunkBytes);
-}
-
-// Where a chunk lies: 16 bytes, for each chunk of the step.
-struct PlacedChunk {
-  uint32_t push = 0;  // index into the part's pushes. 0: this push, which sends it
-  uint32_t pack = 0;
-  uint32_t offset = 0;
-  uint32_t length = 0;
-};
-
-// The chunks that a pack gets are those from here on that this push sends, up to the next pack's first one.
-struct PlannedPack {
-  size_t entry = 0;    // of the first chunk
-  uint64_t chunk = 0;  // in that file
-  size_t place = 0;    // in the list of all
-  uint64_t bytes = 0;
-  size_t chunks = 0;
-};
+constexpr const char* kPushKind = "push";
+constexpr uint64_t kDigestsAtOnce = 16'384;  // chunks
 
 // A step that is lost or damaged there holds up no other one: all is sent.
-Result<> without_lender(const Error& error) {
+Result<> without_source(const Error& error) {
   if (!is_damage(error)) return error;
-  log::warn("nothing is borrowed from a step: {}", error.message());
+  log::warn("nothing is copied from a step: {}", error.message());
   return success();
 }
 
-// A part whose chunks may be borrowed, since a commit names it.
-struct Lender {
-  DecisionName decision;
-  Part part;
-  bool used = false;
+// Is it the store that cannot do it, or what is copied that is gone? Then the file is sent.
+bool is_sent_instead(const Error& error) {
+  return error.errno_value() == ENOENT || (!io::can_pass(error) && error.errno_value() != ECANCELED);
+}
+
+// A file that is to be there when the part is put.
+struct PushedFile {
+  size_t index = 0;  // in the image's entries
+  io::Digest digest{};
+  std::string copied_from;  // a key; empty: it is sent
+  io::Upload upload{};      // of one that goes in pieces
+  uint64_t piece = 0;       // bytes of each
+  std::vector<std::string> tags{};
+};
+
+// A piece of a file's upload, to be sent.
+struct PushedPiece {
+  PushedFile* file = nullptr;
+  uint32_t number = 1;
 };
 
 // One call of push_part().
@@ -70,24 +66,36 @@ class Pusher {
   Result<PushedPart> run();
 
  private:
+  using Files = std::vector<PushedFile*>;
+
   io::RequestLimits limits() const { return io::RequestLimits::within(settings_.time, settings_.stop); }
+  io::RequestLimits file_limits() const { return io::RequestLimits::within(settings_.file_time, settings_.stop); }
+  const Entry& entry_of(const PushedFile& file) const { return image_.entries()[file.index]; }
+  std::string key_of(const PushedFile& file) const { return file_key(push_, slot_.slots, entry_of(file).path); }
+  Result<> for_each(const Files& files, unsigned parallel, const std::function<Result<>(PushedFile&)>& work) const {
+    return io::for_each_parallel(files.size(), std::max(1U, parallel), [&](size_t i) { return work(*files[i]); });
+  }
   Result<> digest_content();
   Result<std::optional<PushedPart>> find_part(const TagParts& listed);
-  Result<bool> can_stay(const SlotPart& part, const TagParts& listed, const TagDecisions& decisions,
-                        const TagHistory& history);
-  Result<> check_journal(const TagParts& listed);
-  Result<> find_lenders(const std::optional<SlotPart>& own);
-  Result<> add_lender(const DecisionName& decision);
+  Result<bool> can_stay(const SlotPart& part, const TagParts& listed, const TagDecisions& decisions);
+  Result<> choose_push(const TagParts& listed);
+  Result<> say_that_it_goes_on();
+  Result<> find_sources();
+  Result<> add_source(const DecisionName& decision);
   Result<> plan();
-  Result<> plan_file(size_t index);
-  Result<std::optional<PlacedChunk>> borrow(const io::Digest& digest, uint64_t length,
-                                            const std::vector<std::vector<Chunk>>& lent, size_t chunk);
-  PlacedChunk use(const PushName& push, uint32_t pack, uint32_t offset, uint32_t length);
-  PlacedChunk send_later(size_t index, uint64_t chunk, uint32_t length);
-  Result<> send(size_t pack);
-  Result<std::vector<PackedChunk>> chunks_of(const PlannedPack& planned, uint32_t pack);
+  Result<std::string> find_source(const Entry& file, const std::vector<io::Digest>& digests, const io::Digest& digest);
+  Result<> copy_files();
+  Result<> copy(PushedFile& file);
+  Result<> send_large(const Files& files);
+  Result<> begin_upload(PushedFile& file, std::vector<PushedPiece>& pieces);
+  Result<> send_piece(const PushedPiece& piece);
+  Result<> complete(PushedFile& file);
+  Result<> send_small(PushedFile& file);
+  Result<> send_files();
+  Result<> forget_upload(const PushedFile& file, const Error& why);
+  Result<> note_arrived(const PushedFile& file);
+  FileContent content_of(const PushedFile& file, uint64_t offset, uint64_t size);
   Result<Part> make_part();
-  PartHeader header() const;
   Result<> put_part(const Part& part);
   void report(const std::string& object) const;
 
@@ -98,37 +106,33 @@ class Pusher {
   const PushSettings& settings_;
   DigestsInOrder digests_;
 
+  TagHistory history_;
   PushName push_;
   uint64_t number_ = 1;
   io::Digest content_{};
-  uint64_t bytes_ = 0, borrowed_ = 0;
-  std::atomic<uint64_t> sent_ = 0;
-  std::vector<Lender> lenders_;
-  std::vector<PushName> used_;  // [0] is push_
-  std::map<PushName, uint32_t> index_of_push_;
-  std::set<std::pair<PushName, uint32_t>> arrived_;  // packs of the journal that are there
-  std::set<PushName> unfinished_;                    // the journal's pushes that are used
-  std::vector<PlacedChunk> places_;
-  std::vector<PlannedPack> packs_;
+  uint64_t bytes_ = 0;
+  std::atomic<uint64_t> sent_ = 0, copied_ = 0;
+  std::vector<Part> sources_;                // of commits that stand
+  std::map<std::string, uint64_t> arrived_;  // sizes of the push's files that are there
+  std::vector<PushedFile> files_;            // that are not there yet
+  std::atomic<int64_t> said_at_ = 0;         // that it goes on: seconds of the steady clock
+  std::atomic<uint64_t> not_copied_ = 0;
 };
 
 Result<> Pusher::digest_content() {
-  TRY_ASSIGN(content_, content_of(image_));
+  TRY_ASSIGN(content_, remote::content_of(image_));
   for (const Entry& entry : image_.entries()) bytes_ += entry.size;
   return success();
 }
 
 // Can this part still be what the slot says?
-Result<bool> Pusher::can_stay(const SlotPart& part, const TagParts& listed, const TagDecisions& decisions,
-                              const TagHistory& history) {
+Result<bool> Pusher::can_stay(const SlotPart& part, const TagParts& listed, const TagDecisions& decisions) {
   const PushName& push = part.listed.push;
-  const auto committed = history.commit_of(push);
-  if (!committed && history.is_ended(push)) return false;
+  const auto committed = history_.commit_of(push);
+  if (!committed && history_.is_ended(push)) return false;
   const auto is_gone = [&](const CommittedStep& step) { return step.decision.n == committed && step.gone; };
   if (std::ranges::any_of(decisions.commits, is_gone)) return false;
-  TRY_ASSIGN(const bool lost, has_lost_lender(store_, part.header.lenders, listed, history, limits()));
-  if (lost) return false;
-  TRY_ASSIGN(const bool spent, is_spent(store_, push, listed, history, limits()));
+  TRY_ASSIGN(const bool spent, is_spent(store_, push, listed, history_, limits()));
   return !spent || io::fault_value("part_spent");
 }
 
@@ -141,58 +145,68 @@ bool is_whole_now(const formats::CompletenessFacts& before, const formats::Compl
 Result<std::optional<PushedPart>> Pusher::find_part(const TagParts& listed) {
   TRY_ASSIGN(const auto newest, newest_part(store_, listed.of_slot(slot_.slot), limits()));
   if (newest) number_ = newest->header.number + 1;
-  TagHistory history;
-  TRY_ASSIGN(const TagDecisions decisions, history.update(store_, image_.tag(), limits()));
-  number_ = std::max(number_, history.highest_number(slot_.slot) + 1);  // the collector takes old parts away
-  const bool is_last = newest && newest->header.number + 1 == number_;  // else a later one was committed, and is gone
+  TRY_ASSIGN(const TagDecisions decisions, history_.update(store_, image_.tag(), limits()));
+  number_ = std::max(number_, history_.highest_number(slot_.slot) + 1);  // the collector takes old parts away
+  const bool is_last = newest && newest->header.number + 1 == number_;   // else a later one was committed, and is gone
   const bool is_same = is_last && newest->header.mount == slot_.mount && newest->header.content == content_;
-  TRY_ASSIGN(const bool stays, is_same ? can_stay(*newest, listed, decisions, history) : Result<bool>(false));
+  TRY_ASSIGN(const bool stays, is_same ? can_stay(*newest, listed, decisions) : Result<bool>(false));
   std::optional<Part> there;
   if (stays) {
     TRY_ASSIGN(there, fetch_part(store_, newest->listed.push, {}, settings_.folder, limits()));
   }
-  if (!there || is_whole_now(there->header().facts, image_.facts())) {
-    TRY(find_lenders(newest));
-    return std::optional<PushedPart>();
-  }
-  const Part& part = *there;
-  const PartName name{newest->listed.push, part.header().number, part.digest(), part.size()};
-  return std::optional(PushedPart{name, 0, 0, true, part.header().lenders});
+  if (!there || is_whole_now(there->header().facts, image_.facts())) return std::optional<PushedPart>();
+  return std::optional(PushedPart{there->name(), 0, 0, true});
 }
 
-// The journal knows pushes that have no part. One whose part's name is taken was ended, or its part was put and the
-// reply was lost: its packs are no longer kept for us. And what the journal knows may be gone: a store may be rolled
-// back. What is not listed is sent again.
-Result<> Pusher::check_journal(const TagParts& listed) {
-  for (const PushName& push : journal_.pushes()) {
-    if (std::ranges::binary_search(listed.ended, push) ||
-        std::ranges::binary_search(listed.parts, push, {}, &ListedPart::push)) {
-      return journal_.clear();
-    }
+// The journal's push goes on if it holds the same, was not ended, and has and had no part: a part whose reply was lost
+// was found before. What the journal knows may be gone: a store may be restored from a copy. What is not listed is sent
+// again.
+Result<> Pusher::choose_push(const TagParts& listed) {
+  const auto before = journal_.push();
+  const bool is_same = before && journal_.content() == content_;
+  const bool has_ended = before && (std::ranges::binary_search(listed.ended, *before) || history_.is_ended(*before));
+  const bool has_part = before && (std::ranges::binary_search(listed.parts, *before, {}, &ListedPart::push) ||
+                                   history_.commit_of(*before));
+  if (!is_same || has_ended || has_part) {
+    push_ = settings_.name(image_.tag(), slot_.slot);
+    TRY(journal_.begin(push_, content_));
+    return say_that_it_goes_on();
   }
-  for (const PushName& push : journal_.pushes()) {
-    const auto note = [this](const io::ObjectInfo& object) -> Result<> {
-      if (const auto pack = parse_pack_key(object.key)) arrived_.emplace(pack->push, pack->pack);
-      return success();
-    };
-    TRY(io::for_each_object(store_, kPacks + push.text() + "/", note, limits()));
-  }
-  return success();
+  push_ = *before;
+  const auto note = [this](const io::ObjectInfo& object) -> Result<> {
+    arrived_.emplace(object.key, object.size);
+    return success();
+  };
+  TRY(say_that_it_goes_on());
+  return io::for_each_object(store_, push_.folder(), note, limits());
 }
 
-Result<> Pusher::add_lender(const DecisionName& decision) {
+// At the begin, and each day.
+Result<> Pusher::say_that_it_goes_on() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  const int64_t seconds = std::chrono::duration_cast<std::chrono::seconds>(now).count();
+  int64_t before = said_at_;
+  if (before != 0 && seconds - before < a_day().count()) return success();
+  if (!said_at_.compare_exchange_strong(before, seconds)) return success();  // another thread says it
+  nlohmann::json object = new_document(kPushKind);
+  object["host"] = slot_.host;
+  const std::string text = line_of(object);
+  return store_.put(push_key(push_), io::content_of(text), io::PutMode::replace, limits());
+}
+
+Result<> Pusher::add_source(const DecisionName& decision) {
   const auto commit = fetch_commit(store_, decision, limits());
-  if (!commit) return without_lender(commit.error());
+  if (!commit) return without_source(commit.error());
   if (slot_.slot >= commit.value().parts.size()) return success();
   const PartName& name = commit.value().parts[slot_.slot];
   auto part = fetch_part(store_, name.push, name.digest, settings_.folder, limits());
-  if (!part) return without_lender(part.error());
-  lenders_.push_back({decision, std::move(part).value()});
+  if (!part) return without_source(part.error());
+  sources_.push_back(std::move(part).value());
   return success();
 }
 
-// The newest commit lends, and the newest one of this tag. Only what stands lends: the collector may take the rest.
-Result<> Pusher::find_lenders(const std::optional<SlotPart>& own) {
+// The newest commit, and the newest one of this tag.
+Result<> Pusher::find_sources() {
   TRY_ASSIGN(const auto steps, list_steps(store_, limits()));
   const auto latest = newest(steps);
   std::optional<DecisionName> of_tag;
@@ -200,152 +214,188 @@ Result<> Pusher::find_lenders(const std::optional<SlotPart>& own) {
     const bool is_later = !of_tag || of_tag->n < step.decision.n;
     if (!step.gone && step.decision.tag == image_.tag() && is_later) of_tag = step.decision;
   }
-  if (latest) TRY(add_lender(latest->decision));
-  if (of_tag && *of_tag != latest->decision) TRY(add_lender(*of_tag));
-  if (own && io::fault_value("lender_uncommitted")) {
-    TRY_ASSIGN(Part part, fetch_part(store_, own->listed.push, {}, settings_.folder, limits()));
-    lenders_.push_back({{image_.tag(), 1}, std::move(part)});
-  }
+  if (latest) TRY(add_source(latest->decision));
+  if (of_tag && *of_tag != latest->decision) TRY(add_source(*of_tag));
   return success();
 }
 
-PlacedChunk Pusher::use(const PushName& push, uint32_t pack, uint32_t offset, uint32_t length) {
-  const auto [known, added] = index_of_push_.try_emplace(push, static_cast<uint32_t>(used_.size()));
-  if (added) used_.push_back(push);
-  return {known->second, pack, offset, length};
-}
-
-PlacedChunk Pusher::send_later(size_t index, uint64_t chunk, uint32_t length) {
-  if (packs_.empty() || packs_.back().bytes + length > settings_.pack_bytes ||
-      packs_.back().chunks == kMostPackChunks) {
-    packs_.push_back({index, chunk, places_.size()});
+// The key of an object that holds the same; empty: none is known. Only what is at the same path is asked for.
+Result<std::string> Pusher::find_source(const Entry& file, const std::vector<io::Digest>& digests,
+                                        const io::Digest& digest) {
+  for (const Part& source : sources_) {
+    const auto found = source.find(file.path);
+    if (!found) continue;
+    const Entry& theirs = source.entries()[*found];
+    if (theirs.kind != Entry::Kind::file || theirs.size != file.size) continue;
+    bool same = true;
+    for (uint64_t at = 0; same && at < digests.size(); at += kDigestsAtOnce) {
+      const auto some = std::span(digests).subspan(at, std::min<uint64_t>(kDigestsAtOnce, digests.size() - at));
+      TRY_ASSIGN(const auto chunks, source.chunks(theirs, at, some.size()));
+      same = std::ranges::equal(chunks, some, {}, &Chunk::digest);
+    }
+    if (same) return source.header().key_of(theirs);
   }
-  const auto pack = static_cast<uint32_t>(packs_.size() - 1);
-  const auto offset = static_cast<uint32_t>(packs_.back().bytes);
-  packs_.back().bytes += length;
-  ++packs_.back().chunks;
-  return use(push_, pack, offset, length);
-}
-
-Result<std::optional<PlacedChunk>> Pusher::borrow(const io::Digest& digest, uint64_t length,
-                                                  const std::vector<std::vector<Chunk>>& lent, size_t chunk) {
-  for (size_t i = 0; i < lent.size(); ++i) {
-    if (chunk >= lent[i].size()) continue;
-    const Chunk& one = lent[i][chunk];
-    if (one.digest != digest || one.length != length || one.codec != 0) continue;
-    lenders_[i].used = true;
-    return std::optional(use(lenders_[i].part.header().pushes[one.push].push, one.pack, one.offset, one.length));
-  }
-  TRY_ASSIGN(const auto known, journal_.find(digest));
-  if (!known || known->length != length) return std::optional<PlacedChunk>();
-  if (!arrived_.contains({known->push, known->pack}) && !io::fault_value("journal_trusted")) {
-    return std::optional<PlacedChunk>();
-  }
-  unfinished_.insert(known->push);
-  return std::optional(use(known->push, known->pack, known->offset, known->length));
-}
-
-Result<> Pusher::plan_file(size_t index) {
-  const Entry& entry = image_.entries()[index];
-  TRY_ASSIGN(const auto digests, digests_of(image_, index));
-  std::vector<std::vector<Chunk>> lent(lenders_.size());  // at the same offsets of this path
-  for (size_t i = 0; i < lenders_.size(); ++i) {
-    const Part& part = lenders_[i].part;
-    const auto found = part.find(entry.path);
-    if (!found || part.entries()[*found].kind != Entry::Kind::file) continue;
-    const Entry& theirs = part.entries()[*found];
-    TRY_ASSIGN(lent[i], part.chunks(theirs.first_chunk, std::min(theirs.chunks(), entry.chunks())));
-  }
-  for (size_t chunk = 0; chunk < digests.size(); ++chunk) {
-    const auto length = static_cast<uint32_t>(chunk_length(entry, chunk));
-    TRY_ASSIGN(const auto borrowed, borrow(digests[chunk], length, lent, chunk));
-    if (borrowed) borrowed_ += length;
-    places_.push_back(borrowed ? *borrowed : send_later(index, chunk, length));
-  }
-  return success();
+  const auto before = journal_.file_before(file.path, digest);
+  return before ? file_key(*before, slot_.slots, file.path) : std::string();
 }
 
 Result<> Pusher::plan() {
-  used_ = {push_};
-  index_of_push_ = {{push_, 0}};
+  const bool trusts = io::fault_value("journal_trusted").has_value();
   for (size_t index = 0; index < image_.entries().size(); ++index) {
-    if (image_.entries()[index].kind == Entry::Kind::file) TRY(plan_file(index));
+    const Entry& entry = image_.entries()[index];
+    if (entry.kind != Entry::Kind::file) continue;
+    TRY_ASSIGN(const auto digests, digests_of(image_, index));
+    PushedFile file{index, io::digest_of(std::as_bytes(std::span(digests))), ""};
+    const auto there = arrived_.find(key_of(file));
+    const bool is_there = trusts || (there != arrived_.end() && there->second == entry.size);
+    if (is_there && journal_.has_file(entry.path)) {
+      copied_ += entry.size;
+      continue;
+    }
+    TRY_ASSIGN(file.copied_from, find_source(entry, digests, file.digest));
+    files_.push_back(std::move(file));
   }
   return success();
 }
 
-Result<std::vector<PackedChunk>> Pusher::chunks_of(const PlannedPack& planned, uint32_t pack) {
-  std::vector<PackedChunk> chunks;
-  size_t place = planned.place;
-  uint64_t chunk = planned.chunk;
-  for (size_t index = planned.entry; chunks.size() < planned.chunks; ++index, chunk = 0) {
-    const Entry& entry = image_.entries()[index];
-    if (entry.kind != Entry::Kind::file || entry.size == 0) continue;
-    TRY_ASSIGN(const auto digests, digests_.of(index));
-    for (; chunk < digests->size() && chunks.size() < planned.chunks; ++chunk, ++place) {
-      const PlacedChunk& placed = places_[place];
-      if (placed.push != 0 || placed.pack != pack) continue;
-      chunks.push_back({index, chunk * kChunkBytes, {(*digests)[chunk], placed.offset, placed.length}});
-    }
+void Pusher::report(const std::string& object) const { settings_.progress({bytes_, copied_, sent_, object}); }
+
+Result<> Pusher::note_arrived(const PushedFile& file) {
+  TRY(journal_.add_file(entry_of(file).path, file.digest));
+  report(key_of(file));
+  return success();
+}
+
+Result<> Pusher::copy(PushedFile& file) {
+  TRY(say_that_it_goes_on());
+  const auto copied = store_.copy(file.copied_from, key_of(file), entry_of(file).size, file_limits());
+  if (!copied && !is_sent_instead(copied.error())) return copied;
+  if (!copied) {
+    if (++not_copied_ == 1) log::warn("what could be copied there is sent: {}", copied.error().message());
+    file.copied_from.clear();
+    return success();
   }
-  return chunks;
+  copied_ += entry_of(file).size;
+  return note_arrived(file);
 }
 
-void Pusher::report(const std::string& object) const {
-  settings_.progress({bytes_, borrowed_, sent_.load(std::memory_order_relaxed), object});
+Result<> Pusher::copy_files() {
+  Files files;
+  for (PushedFile& file : files_) {
+    if (!file.copied_from.empty()) files.push_back(&file);
+  }
+  TRY(for_each(files, settings_.parallel, [this](PushedFile& file) { return copy(file); }));
+  if (not_copied_ > 1) log::warn("{} files could not be copied there, and are sent", not_copied_.load());
+  return success();
 }
 
-Result<> Pusher::send(size_t pack) {
-  const auto number = static_cast<uint32_t>(pack);
-  TRY_ASSIGN(auto chunks, chunks_of(packs_[pack], number));
+FileContent Pusher::content_of(const PushedFile& file, uint64_t offset, uint64_t size) {
   const auto throttle = [this](uint64_t bytes) {
     if (settings_.limit != nullptr) settings_.limit->take(bytes, settings_.stop);
   };
-  PackContent content(image_, throttle, std::move(chunks));
-  const std::string key = pack_key(push_, number);
-  const auto within = io::RequestLimits::within(settings_.pack_time, settings_.stop);
-  auto put = store_.put(key, content.content(), io::PutMode::make, within);
-  if (!put && put.error().errno_value() == EEXIST) {  // a reply of ours was lost: nobody else has this name
-    TRY_ASSIGN(const bool ours, io::holds(store_, key, content.content(), limits()));
-    if (ours) put = success();
+  return {image_, digests_, throttle, file.index, offset, size};
+}
+
+// The next call begins the upload anew.
+Result<> Pusher::forget_upload(const PushedFile& file, const Error& why) {
+  TRY(journal_.add_upload(entry_of(file).path, "", 0));
+  return Error(EAGAIN, why.message() + ": this upload was ended, since nothing came of it for days");
+}
+
+Result<> Pusher::begin_upload(PushedFile& file, std::vector<PushedPiece>& pieces) {
+  const Entry& entry = entry_of(file);
+  const uint64_t least = (entry.size / io::kMostPieces + kChunkBytes) / kChunkBytes * kChunkBytes;
+  file.piece = std::max(settings_.piece_bytes, least);
+  file.tags.resize((entry.size + file.piece - 1) / file.piece);
+  JournalledUpload known = journal_.upload(entry.path);
+  if (known.id.empty() || known.piece_bytes != file.piece) {
+    known = {};
+    TRY_ASSIGN(file.upload, store_.begin_upload(key_of(file), limits()));
+    TRY(journal_.add_upload(entry.path, file.upload.id, file.piece));
+  } else {
+    file.upload = {key_of(file), known.id};
   }
-  TRY(put);
-  sent_ += packs_[pack].bytes;
-  TRY(journal_.add(push_, number, content.chunks()));
-  report(key);
+  for (uint32_t number = 1; number <= file.tags.size(); ++number) {
+    const auto arrived = known.pieces.find(number);
+    if (arrived == known.pieces.end()) {
+      pieces.push_back({&file, number});
+    } else {
+      file.tags[number - 1] = arrived->second;
+      copied_ += std::min(file.piece, entry.size - (number - 1) * file.piece);
+    }
+  }
   return success();
 }
 
-PartHeader Pusher::header() const {
+Result<> Pusher::send_piece(const PushedPiece& piece) {
+  TRY(say_that_it_goes_on());
+  PushedFile& file = *piece.file;
+  const uint64_t offset = (piece.number - 1) * file.piece, size = std::min(file.piece, entry_of(file).size - offset);
+  FileContent content = content_of(file, offset, size);
+  auto put = store_.put_piece(file.upload, piece.number, offset, content.content(), file_limits());
+  if (!put && put.error().errno_value() == ENOENT) return forget_upload(file, put.error());
+  TRY(put);
+  TRY(journal_.add_piece(entry_of(file).path, piece.number, put.value()));
+  file.tags[piece.number - 1] = std::move(put).value();
+  sent_ += size;
+  report(key_of(file));
+  return success();
+}
+
+Result<> Pusher::complete(PushedFile& file) {
+  const auto done = store_.complete_upload(file.upload, entry_of(file).size, file.tags, file_limits());
+  if (!done && done.error().errno_value() == ENOENT) return forget_upload(file, done.error());
+  TRY(done);
+  return note_arrived(file);
+}
+
+// Pieces of all files together, so that no connection waits for the last piece of a file.
+Result<> Pusher::send_large(const Files& files) {
+  std::vector<PushedPiece> pieces;
+  for (PushedFile* const file : files) TRY(begin_upload(*file, pieces));
+  TRY(io::for_each_parallel(pieces.size(), std::max(1U, settings_.parallel),
+                            [&](size_t i) { return send_piece(pieces[i]); }));
+  return for_each(files, settings_.parallel, [this](PushedFile& file) { return complete(file); });
+}
+
+Result<> Pusher::send_small(PushedFile& file) {
+  TRY(say_that_it_goes_on());
+  const uint64_t size = entry_of(file).size;
+  FileContent content = content_of(file, 0, size);
+  TRY(store_.put(key_of(file), content.content(), io::PutMode::replace, file_limits()));
+  sent_ += size;
+  return note_arrived(file);
+}
+
+Result<> Pusher::send_files() {
+  Files large, small, last;
+  for (PushedFile& file : files_) {
+    if (!file.copied_from.empty()) continue;
+    const Entry& entry = entry_of(file);
+    (entry.size > settings_.piece_bytes ? large : comes_last(entry.path) ? last : small).push_back(&file);
+  }
+  TRY(send_large(large));
+  for (const Files* const files : {&small, &last}) {
+    TRY(for_each(*files, settings_.parallel_small, [this](PushedFile& file) { return send_small(file); }));
+  }
+  return success();
+}
+
+Result<Part> Pusher::make_part() {
+  TRY_ASSIGN(PartWriter writer, PartWriter::make(settings_.folder));
+  for (size_t index = 0; index < image_.entries().size(); ++index) {
+    TRY_ASSIGN(const auto digests, digests_of(image_, index));
+    TRY(writer.add(image_.entries()[index], digests));
+  }
   PartHeader header;
   header.push = push_;
+  header.slots = slot_.slots;
   header.number = number_;
   header.host = slot_.host;
   header.mount = slot_.mount;
   header.attempt = image_.attempt();
   header.facts = image_.facts();
-  for (const PushName& push : used_) header.pushes.push_back({push, {}});
-  header.lenders.unfinished.assign(unfinished_.begin(), unfinished_.end());
-  for (const Lender& lender : lenders_) {
-    if (lender.used) header.lenders.commits.push_back(lender.decision);
-  }
-  return header;
-}
-
-Result<Part> Pusher::make_part() {
-  TRY_ASSIGN(PartWriter writer, PartWriter::make(settings_.folder));
-  size_t place = 0;
-  for (size_t index = 0; index < image_.entries().size(); ++index) {
-    TRY_ASSIGN(const auto digests, digests_of(image_, index));
-    std::vector<Chunk> chunks;
-    chunks.reserve(digests.size());
-    for (const io::Digest& digest : digests) {
-      const PlacedChunk& placed = places_[place++];
-      chunks.push_back({digest, placed.push, placed.pack, placed.offset, placed.length});
-    }
-    TRY(writer.add(image_.entries()[index], chunks));
-  }
-  return writer.finish(header());
+  return writer.finish(std::move(header));
 }
 
 Result<> Pusher::put_part(const Part& part) {
@@ -371,17 +421,17 @@ Result<PushedPart> Pusher::run() {
     TRY(journal_.clear());
     return std::move(*found);
   }
-  TRY(check_journal(listed));
-  push_ = settings_.name(image_.tag(), slot_.slot);
+  TRY(find_sources());
+  TRY(choose_push(listed));
   TRY(plan());
   report("");
-  TRY(io::for_each_parallel(packs_.size(), std::max(1U, settings_.parallel), [&](size_t pack) { return send(pack); }));
+  TRY(copy_files());
+  TRY(send_files());
   TRY_ASSIGN(const Part part, make_part());
   TRY(put_part(part));
   report(part_key(push_));
   TRY(journal_.clear());
-  const PartName name{push_, number_, part.digest(), part.size()};
-  return PushedPart{name, sent_, borrowed_, false, part.header().lenders};
+  return PushedPart{part.name(), sent_, copied_, false};
 }
 
 }  // namespace

@@ -1,11 +1,14 @@
-// Pushes one slot's part of a step: packs, then the part. What follows (votes, the commit) is in election.h.
+// Pushes one slot's part of a step: its files, as they are, then the part. What follows (votes, the commit) is in
+// election.h.
 //
 //   1. If the slot's newest part of this tag has this content, nothing is sent: it is the part.
-//   2. What the newest standing commit has at the same path and offset is borrowed from there. What an interrupted try
-//      of this slot has sent (push_journal.h) is used.
-//   3. The other chunks go out in packs, a few at a time. Each chunk is compared with its digest while it is read. Each
-//      pack is journalled when it has arrived.
-//   4. The part is put, if the image still is current.
+//   2. An object says that the push has begun, and again each day that it goes on (push_key()).
+//   3. The store itself copies the files that are at the same path, as they are here, in the newest standing commit, or
+//      in what an interrupted try of this slot has sent (push_journal.h). What it does not copy is sent.
+//   4. Large files go out in pieces, a few at a time, and appear when all pieces are there. Then the small ones, and at
+//      last those that say that a model is there (comes_last()). Each chunk is compared with its digest while it is
+//      read. What has arrived is journalled.
+//   5. The part is put, if the image still is current.
 //
 // After a failure the next call goes on from the journal. The caller keeps the image and what was returned for it while
 // the image is current: a part that is only found again costs the step a void (election.h). Thread safety: one call for
@@ -36,20 +39,22 @@ struct Slot {
 };
 
 struct PushProgress {
-  uint64_t bytes = 0;     // of the step here
-  uint64_t borrowed = 0;  // need not be sent, as far as is known
+  uint64_t bytes = 0;   // of the step here
+  uint64_t copied = 0;  // need not be sent: they are there, or were copied there
   uint64_t sent = 0;
   std::string object;  // that was sent last
 };
 
 struct PushSettings {
-  std::string folder;                // of nameless files, on a local disk
-  unsigned parallel = 4;             // packs on their way at a time
-  uint64_t pack_bytes = kPackBytes;  // at most
-  bool late = false;                 // a newer step of the series is committed already: CommittedStep::late
+  std::string folder;            // of nameless files, on a local disk
+  unsigned parallel = 4;         // pieces, or copies, on their way at a time
+  unsigned parallel_small = 16;  // files that go by one put, likewise
+  uint64_t piece_bytes =
+      uint64_t{64} << 20;  // a larger file goes in pieces of this; of very large ones they are larger
+  bool late = false;       // a newer step of the series is committed: CommittedStep::late
   UploadLimit* limit = nullptr;
-  std::chrono::milliseconds time{120'000};       // for each request but those of packs
-  std::chrono::milliseconds pack_time{900'000};  // for a pack, with all its tries
+  std::chrono::milliseconds time{120'000};       // for each request but those that send or copy files
+  std::chrono::milliseconds file_time{900'000};  // for those, with all their tries
   const std::atomic<bool>* stop = nullptr;
   std::function<void(const PushProgress&)> progress = [](const auto&) {};  // from any thread
   std::function<PushName(const std::string& tag, uint32_t slot)> name = new_push;
@@ -57,10 +62,9 @@ struct PushSettings {
 
 struct PushedPart {
   PartName name;
-  uint64_t sent = 0;      // bytes of packs
-  uint64_t borrowed = 0;  // bytes
-  bool found = false;     // it was there before this image was made
-  Lenders lenders;        // as in its header
+  uint64_t sent = 0;    // bytes of files
+  uint64_t copied = 0;  // likewise
+  bool found = false;   // it was there before this image was made
 };
 
 // As PartHeader::content.
@@ -68,7 +72,7 @@ Result<io::Digest> content_of(const StepImage& image);
 
 // ESTALE: the image is no longer current; take a new one. EBADMSG, naming the file: the disk holds something else than
 // its digest says. EEXIST, naming both hosts: another mount pushes as this slot. EAGAIN: the collector has ended this
-// push; the next call begins a new one. Else an error of the store, that names the object.
+// push, or an upload of it; the next call begins a new one. Else an error of the store, that names the object.
 Result<PushedPart> push_part(io::ObjectStore& store, const Slot& slot, const StepImage& image, PushJournal& journal,
                              const PushSettings& settings);
 

@@ -3,150 +3,131 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <cstring>
-#include <set>
+#include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "io/fd.h"
+#include "io/json.h"
 #include "io/mutex.h"
+#include "meta/remote/json_fields.h"
 
 namespace ckptfs::meta::remote {
 namespace {
 
-constexpr size_t kCheckBytes = 16;                              // of a record's digest
-constexpr size_t kRecordHead = sizeof(uint32_t) + kCheckBytes;  // before what is digested
-constexpr size_t kBodyHead = 2 * sizeof(uint32_t);              // before the push's name
-constexpr size_t kChunkRecord = sizeof(io::Digest) + 2 * sizeof(uint32_t);
-constexpr uint32_t kMostRecord = uint32_t{64} << 20;
+using nlohmann::json;
 
-struct JournalledPack {
+constexpr uint64_t kVersionOfJournal = 2;
+constexpr uint64_t kMostJournal = uint64_t{1} << 30;
+constexpr io::JsonBounds kLineBounds{.bytes = 1 << 16, .values = 16, .text = 1 << 15, .depth = 2};
+
+struct FileBefore {
   PushName push;
-  uint32_t pack = 0;
-  uint64_t chunks_at = 0;  // in the file
+  io::Digest digest{};
 };
-
-// 16 bytes for each chunk.
-struct KnownChunk {
-  uint64_t key = 0;  // the first bytes of its digest
-  uint32_t pack = 0;
-  uint32_t index = 0;
-};
-
-uint64_t key_of(const io::Digest& digest) {
-  uint64_t key = 0;
-  std::memcpy(&key, digest.data(), sizeof(key));
-  return key;
-}
-
-void append_number(std::string& text, uint32_t number) {
-  text.append(reinterpret_cast<const char*>(&number), sizeof(number));
-}
-uint32_t number_at(std::string_view text, size_t at) {
-  uint32_t number = 0;
-  std::memcpy(&number, text.data() + at, sizeof(number));
-  return number;
-}
-
-std::string check_of(std::string_view body) {
-  const io::Digest digest = io::digest_of(std::as_bytes(std::span(body)));
-  return std::string(reinterpret_cast<const char*>(digest.data()), kCheckBytes);
-}
-
-std::string record_of(const PushName& push, uint32_t pack, std::span<const JournalledChunk> chunks) {
-  const std::string name = push.text();
-  std::string body;
-  body.reserve(kBodyHead + name.size() + chunks.size() * kChunkRecord);
-  append_number(body, static_cast<uint32_t>(name.size()));
-  append_number(body, pack);
-  body += name;
-  for (const JournalledChunk& chunk : chunks) {
-    body.append(reinterpret_cast<const char*>(chunk.digest.data()), chunk.digest.size());
-    append_number(body, chunk.offset);
-    append_number(body, chunk.length);
-  }
-  std::string record;
-  append_number(record, static_cast<uint32_t>(body.size()));
-  return record + check_of(body) + body;
-}
-
-Result<std::string> read_piece(const io::Fd& file, uint64_t offset, size_t length) {
-  std::string piece(length, '\0');
-  TRY_ASSIGN(const size_t got,
-             io::read_full(file.get(), std::as_writable_bytes(std::span(piece)), static_cast<off_t>(offset)));
-  piece.resize(got);
-  return piece;
-}
 
 }  // namespace
 
 struct PushJournal::Internals {
   std::string path;
-  std::string head;
+  std::string remote;
   io::Fd file;
   mutable io::Mutex mutex;
-  uint64_t end GUARDED_BY(mutex) = 0;  // of the last whole record
-  std::vector<JournalledPack> packs GUARDED_BY(mutex);
-  mutable std::vector<KnownChunk> chunks GUARDED_BY(mutex);
-  mutable bool sorted GUARDED_BY(mutex) = true;
+  uint64_t end GUARDED_BY(mutex) = 0;  // of the last whole line
+  std::optional<PushName> push GUARDED_BY(mutex);
+  io::Digest content GUARDED_BY(mutex){};
+  std::map<std::string, io::Digest> files GUARDED_BY(mutex);
+  std::map<std::string, JournalledUpload> uploads GUARDED_BY(mutex);
+  std::map<std::string, FileBefore> before GUARDED_BY(mutex);
 
   Result<> read_all() REQUIRES(mutex);
-  // False: there is no whole record at `end`.
-  Result<bool> read_record() REQUIRES(mutex);
-  void note(std::string_view body, const PushName& push) REQUIRES(mutex);
-  Result<> start_anew() REQUIRES(mutex);
+  Result<> note(const json& line) REQUIRES(mutex);
+  Result<> note_head(const json& line) REQUIRES(mutex);
+  Result<> note_upload(const json& line) REQUIRES(mutex);
+  Result<> write(const std::string& text, uint64_t at) const;
+  Result<> add(const std::vector<json>& lines);
+  void forget() REQUIRES(mutex);
 };
 
-// `body` lies at `end`, after its head. The push's name has been checked.
-void PushJournal::Internals::note(std::string_view body, const PushName& push) {
-  const size_t name = number_at(body, 0), first = kBodyHead + name;
-  const auto pack = static_cast<uint32_t>(packs.size());
-  packs.push_back({push, number_at(body, sizeof(uint32_t)), end + kRecordHead + first});
-  for (uint32_t index = 0; first + index * kChunkRecord < body.size(); ++index) {
-    io::Digest digest;
-    std::memcpy(digest.data(), body.data() + first + index * kChunkRecord, digest.size());
-    chunks.push_back({key_of(digest), pack, index});
+void PushJournal::Internals::forget() {
+  push.reset();
+  files.clear();
+  uploads.clear();
+  before.clear();
+}
+
+Result<> PushJournal::Internals::note_head(const json& line) {
+  TRY_ASSIGN(const uint64_t version, number_field(line, "journal"));
+  TRY_ASSIGN(const std::string of, text_field(line, "remote"));
+  if (version != kVersionOfJournal || of != remote) return Error(EBADMSG);
+  TRY_ASSIGN(PushName name, push_field(line, "push"));
+  TRY_ASSIGN(content, digest_field(line, "content"));
+  push = std::move(name);
+  return success();
+}
+
+Result<> PushJournal::Internals::note_upload(const json& line) {
+  TRY_ASSIGN(const std::string name, text_field(line, "upload"));
+  if (line.contains("id")) {
+    TRY_ASSIGN(std::string id, text_field(line, "id"));
+    TRY_ASSIGN(const uint64_t bytes, number_field(line, "bytes"));
+    uploads[name] = {std::move(id), bytes, {}};
+    return success();
   }
-  sorted = false;
-  end += kRecordHead + body.size();
+  TRY_ASSIGN(const uint64_t piece, number_field(line, "piece", UINT32_MAX));
+  TRY_ASSIGN(uploads[name].pieces[static_cast<uint32_t>(piece)], text_field(line, "tag"));
+  return success();
 }
 
-Result<bool> PushJournal::Internals::read_record() {
-  TRY_ASSIGN(const std::string record_head, read_piece(file, end, kRecordHead));
-  if (record_head.size() < kRecordHead) return false;
-  const uint32_t length = number_at(record_head, 0);
-  if (length < kBodyHead || length > kMostRecord) return false;
-  TRY_ASSIGN(const std::string body, read_piece(file, end + kRecordHead, length));
-  if (body.size() < length || check_of(body) != record_head.substr(sizeof(uint32_t))) return false;
-  const size_t name = number_at(body, 0);
-  if (name > length - kBodyHead || (length - kBodyHead - name) % kChunkRecord != 0) return false;
-  const auto push = parse_push(std::string_view(body).substr(kBodyHead, name));
-  if (push) note(body, *push);
-  return push.has_value();
+Result<> PushJournal::Internals::note(const json& line) {
+  if (!push) return note_head(line);
+  if (line.contains("upload")) return note_upload(line);
+  TRY_ASSIGN(const std::string name, text_field(line, "file"));
+  TRY_ASSIGN(const io::Digest digest, digest_field(line, "digest"));
+  if (!line.contains("before")) {
+    files[name] = digest;
+    return success();
+  }
+  TRY_ASSIGN(PushName of, push_field(line, "before"));
+  before[name] = {std::move(of), digest};
+  return success();
 }
 
-Result<> PushJournal::Internals::start_anew() {
-  packs.clear();
-  chunks.clear();
-  sorted = true;
-  if (::ftruncate(file.get(), 0) != 0) return last_error(path);
-  TRY(io::write_full(file.get(), std::as_bytes(std::span(head)), 0));
-  end = head.size();
+// What is of another remote, or of an older ckptfs, is no journal of this one.
+Result<> PushJournal::Internals::read_all() {
+  TRY_ASSIGN(const struct stat facts, io::stat_fd(file.get()));
+  std::string text(std::min<uint64_t>(static_cast<uint64_t>(facts.st_size), kMostJournal), '\0');
+  TRY_ASSIGN(const size_t got, io::read_full(file.get(), std::as_writable_bytes(std::span(text)), 0));
+  text.resize(got);
+  for (;;) {
+    const size_t next = text.find('\n', end);
+    if (next == std::string::npos) break;
+    const auto line = parse_object(std::string_view(text).substr(end, next - end), kLineBounds);
+    if (!line || !note(line.value())) break;
+    end = next + 1;
+  }
+  if (end == 0) forget();
+  return ::ftruncate(file.get(), static_cast<off_t>(end)) == 0 ? success() : Result<>(last_error(path));
+}
+
+Result<> PushJournal::Internals::write(const std::string& text, uint64_t at) const {
+  TRY(io::write_full(file.get(), std::as_bytes(std::span(text)), static_cast<off_t>(at)));
   return io::fdatasync_fd(file.get());
 }
 
-Result<> PushJournal::Internals::read_all() {
-  TRY_ASSIGN(const std::string found, read_piece(file, 0, head.size()));
-  if (found != head) return start_anew();
-  end = head.size();
-  for (;;) {
-    TRY_ASSIGN(const bool whole, read_record());
-    if (!whole) break;
+// A torn line is overwritten.
+Result<> PushJournal::Internals::add(const std::vector<json>& lines) {
+  std::string text;
+  for (const json& line : lines) text += line_of(line);
+  uint64_t at = 0;
+  {
+    const io::MutexLock lock(mutex);
+    for (const json& line : lines) TRY(note(line));
+    at = std::exchange(end, end + text.size());
   }
-  return ::ftruncate(file.get(), static_cast<off_t>(end)) == 0 ? success() : Result<>(last_error(path));
+  return write(text, at);
 }
 
 PushJournal::PushJournal(std::unique_ptr<Internals> internals) : internals_(std::move(internals)) {}
@@ -156,7 +137,7 @@ PushJournal::~PushJournal() = default;
 Result<PushJournal> PushJournal::open(const std::string& file, const std::string& remote) {
   auto internals = std::make_unique<Internals>();
   internals->path = file;
-  internals->head = "ckptfs push journal 1 " + remote + "\n";
+  internals->remote = remote;
   TRY_ASSIGN(internals->file, io::open_at(AT_FDCWD, file, O_RDWR | O_CREAT));
   {
     const io::MutexLock lock(internals->mutex);
@@ -165,43 +146,72 @@ Result<PushJournal> PushJournal::open(const std::string& file, const std::string
   return PushJournal(std::move(internals));
 }
 
-Result<> PushJournal::add(const PushName& push, uint32_t pack, std::span<const JournalledChunk> chunks) {
-  const std::string record = record_of(push, pack, chunks);
+std::optional<PushName> PushJournal::push() const {
+  const io::MutexLock lock(internals_->mutex);
+  return internals_->push;
+}
+
+io::Digest PushJournal::content() const {
+  const io::MutexLock lock(internals_->mutex);
+  return internals_->content;
+}
+
+// Of several pushes that came to no end the last one counts for a file.
+Result<> PushJournal::begin(const PushName& push, const io::Digest& content) {
+  std::map<std::string, FileBefore> kept;
   {
     const io::MutexLock lock(internals_->mutex);
-    const auto at = static_cast<off_t>(internals_->end);  // a torn record is overwritten
-    TRY(io::write_full(internals_->file.get(), std::as_bytes(std::span(record)), at));
-    internals_->note(std::string_view(record).substr(kRecordHead), push);
+    kept = std::move(internals_->before);
+    for (const auto& [path, digest] : internals_->files) kept[path] = {*internals_->push, digest};
   }
-  return io::fdatasync_fd(internals_->file.get());
-}
-
-Result<std::optional<ChunkPlace>> PushJournal::find(const io::Digest& digest) const {
-  const io::MutexLock lock(internals_->mutex);
-  auto& chunks = internals_->chunks;
-  if (!std::exchange(internals_->sorted, true)) std::ranges::sort(chunks, {}, &KnownChunk::key);
-  for (auto known = std::ranges::lower_bound(chunks, key_of(digest), {}, &KnownChunk::key);
-       known != chunks.end() && known->key == key_of(digest); ++known) {
-    const JournalledPack& pack = internals_->packs[known->pack];
-    const uint64_t at = pack.chunks_at + uint64_t{known->index} * kChunkRecord;
-    TRY_ASSIGN(const std::string record, read_piece(internals_->file, at, kChunkRecord));
-    if (record.size() < kChunkRecord || std::memcmp(record.data(), digest.data(), digest.size()) != 0) continue;
-    return std::optional(ChunkPlace{pack.push, pack.pack, number_at(record, digest.size()),
-                                    number_at(record, digest.size() + sizeof(uint32_t))});
+  TRY(clear());
+  std::vector<json> lines;
+  lines.push_back(json{{"journal", kVersionOfJournal},
+                       {"remote", internals_->remote},
+                       {"push", push.text()},
+                       {"content", io::hex_of(content)}});
+  for (const auto& [path, one] : kept) {
+    lines.push_back(json{{"before", one.push.text()}, {"file", path}, {"digest", io::hex_of(one.digest)}});
   }
-  return std::optional<ChunkPlace>();
-}
-
-std::vector<PushName> PushJournal::pushes() const {
-  const io::MutexLock lock(internals_->mutex);
-  std::set<PushName> pushes;
-  for (const JournalledPack& pack : internals_->packs) pushes.insert(pack.push);
-  return {pushes.begin(), pushes.end()};
+  return internals_->add(lines);
 }
 
 Result<> PushJournal::clear() {
   const io::MutexLock lock(internals_->mutex);
-  return internals_->start_anew();
+  internals_->forget();
+  internals_->end = 0;
+  if (::ftruncate(internals_->file.get(), 0) != 0) return last_error(internals_->path);
+  return io::fdatasync_fd(internals_->file.get());
+}
+
+Result<> PushJournal::add_file(const std::string& path, const io::Digest& digest) {
+  return internals_->add({json{{"file", path}, {"digest", io::hex_of(digest)}}});
+}
+
+Result<> PushJournal::add_upload(const std::string& path, const std::string& id, uint64_t piece_bytes) {
+  return internals_->add({json{{"upload", path}, {"id", id}, {"bytes", piece_bytes}}});
+}
+
+Result<> PushJournal::add_piece(const std::string& path, uint32_t number, const std::string& tag) {
+  return internals_->add({json{{"upload", path}, {"piece", number}, {"tag", tag}}});
+}
+
+bool PushJournal::has_file(const std::string& path) const {
+  const io::MutexLock lock(internals_->mutex);
+  return internals_->files.contains(path);
+}
+
+JournalledUpload PushJournal::upload(const std::string& path) const {
+  const io::MutexLock lock(internals_->mutex);
+  const auto found = internals_->uploads.find(path);
+  return found == internals_->uploads.end() ? JournalledUpload() : found->second;
+}
+
+std::optional<PushName> PushJournal::file_before(const std::string& path, const io::Digest& digest) const {
+  const io::MutexLock lock(internals_->mutex);
+  const auto found = internals_->before.find(path);
+  if (found == internals_->before.end() || found->second.digest != digest) return std::nullopt;
+  return found->second.push;
 }
 
 }  // namespace ckptfs::meta::remote

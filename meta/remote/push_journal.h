@@ -1,25 +1,25 @@
-// What has arrived of a push that has no part yet: where each of its chunks lies. There is one file for each tag, and a
-// pack is added to it after it has arrived. A crash leaves whole packs: open() cuts off what follows the last whole
-// record.
+// What has arrived of a push that has no part yet. There is one file for each tag, and a line is added to it when
+// something has arrived, or is about to be sent. A crash leaves whole lines: open() cuts off what follows the last one.
 //
-// A chunk is found by its digest alone, so it does not matter what the step held when the chunk was sent. If a crash or
-// a full disk takes something from the journal, more is sent again, and nothing else happens. 16 bytes of memory for
-// each chunk.
+// A push holds one content: what is sent under its name never changes, since a request that was on its way for long may
+// arrive after a later one. If the step changes, a new push begins, and of the one before it is remembered which files
+// it has: the store can copy them. If a crash or a full disk takes something from the journal, more is sent again, and
+// nothing else happens.
 //
-//   "ckptfs push journal 1 <remote>\n"
-//   records: length (4 bytes), the first 16 bytes of the BLAKE3 of what follows,
-//            length of the push's name (4), number of the pack (4), the push's name,
-//            the pack's chunks: digest (32), offset in the pack (4), length (4)
+//   {"journal":2,"remote":"<id>","push":"<tag>/<slot>.<id>","content":"<digest>"}
+//   {"before":"<tag>/<slot>.<id>","file":"<path>","digest":"<digest>"}   a file of the push before it, that arrived
+//   {"file":"<path>","digest":"<digest>"}                                a file that arrived
+//   {"upload":"<path>","id":"<the store's own>","bytes":67108864}        an upload that was begun, in pieces of so much
+//   {"upload":"<path>","piece":3,"tag":"<the store's own>"}              a piece of it that arrived
 //
-// Thread safety: add() and find() from any thread. Lock: mutex (a leaf).
+// Thread safety: all but open() and begin() from any thread. Lock: mutex (a leaf).
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
-#include <vector>
 
 #include "io/digest.h"
 #include "io/result.h"
@@ -27,17 +27,10 @@
 
 namespace ckptfs::meta::remote {
 
-struct JournalledChunk {
-  io::Digest digest{};
-  uint32_t offset = 0;  // in the pack
-  uint32_t length = 0;
-};
-
-struct ChunkPlace {
-  PushName push;
-  uint32_t pack = 0;
-  uint32_t offset = 0;
-  uint32_t length = 0;
+struct JournalledUpload {
+  std::string id;
+  uint64_t piece_bytes = 0;
+  std::map<uint32_t, std::string> pieces;  // what put_piece() has returned, by number
 };
 
 class PushJournal {
@@ -47,13 +40,24 @@ class PushJournal {
   PushJournal(PushJournal&&) noexcept;
   ~PushJournal();
 
-  // Durable on return.
-  Result<> add(const PushName& push, uint32_t pack, std::span<const JournalledChunk> chunks);
-  Result<std::optional<ChunkPlace>> find(const io::Digest& digest) const;
-  // Whose packs are in it.
-  std::vector<PushName> pushes() const;
-  // Forgets everything: the part was put, or the packs may be gone.
+  // The push that is on its way; none: there is none.
+  std::optional<PushName> push() const;
+  io::Digest content() const;  // of its image
+  // Begins another push. Durable on return.
+  Result<> begin(const PushName& push, const io::Digest& content);
+  // Forgets everything: the part was put, or the files may be gone.
   Result<> clear();
+
+  // Durable on return. `digest`: of all of the file's chunks.
+  Result<> add_file(const std::string& path, const io::Digest& digest);
+  // Without an id: there is none any more.
+  Result<> add_upload(const std::string& path, const std::string& id, uint64_t piece_bytes);
+  Result<> add_piece(const std::string& path, uint32_t number, const std::string& tag);
+
+  bool has_file(const std::string& path) const;
+  JournalledUpload upload(const std::string& path) const;  // without an id: none was begun
+  // An earlier push of which this file has arrived, with this digest.
+  std::optional<PushName> file_before(const std::string& path, const io::Digest& digest) const;
 
  private:
   struct Internals;  // mutex is in it

@@ -22,7 +22,6 @@ using nlohmann::json;
 constexpr const char* kRemoteKind = "remote";
 constexpr size_t kMostFactsBytes = 4096;
 constexpr io::JsonBounds kFactsBounds{.bytes = kMostFactsBytes, .values = 64, .text = 1024, .depth = 4};
-constexpr uint32_t kMostSlots = 1 << 16;
 
 std::string text_of_facts(const RemoteFacts& facts) {
   json object = new_document(kRemoteKind);
@@ -111,22 +110,35 @@ Result<> probe_list(io::ObjectStore& store, const std::string& key, const io::Re
 Result<> probe_all(io::ObjectStore& store, const std::string& key, const io::RequestLimits& limits) {
   TRY(probe_make(store, key, limits));
   TRY(probe_range(store, key, limits));
-  return probe_list(store, key, limits);
+  TRY(probe_list(store, key, limits));
+  return refuse_first_format(store, limits);  // only now: a put makes the bucket, in some servers
 }
 
 }  // namespace
 
+// What ckptfs made before its first release had parts/ at its top, and chunks in packs.
+Result<> refuse_first_format(io::ObjectStore& store, const io::RequestLimits& limits) {
+  TRY_ASSIGN(const io::ObjectPage page, store.list("parts/", "", limits));
+  const bool is_old = std::ranges::any_of(page.objects, [](const io::ObjectInfo& object) {
+    return parse_push(std::string_view(object.key).substr(std::string_view("parts/").size())).has_value();
+  });
+  if (!is_old) return success();
+  return Error(EPROTO, store.url() +
+                           ": a ckptfs before 0.1.0 made it, of version 1 of the format, and this one knows "
+                           "version 2: use another folder or prefix, and fetch its steps with that ckptfs");
+}
+
 Result<RemoteFacts> read_facts(io::ObjectStore& store, const io::RequestLimits& limits) {
-  TRY_ASSIGN(const bool there, is_listed(store, "", kFactsKey, limits));
-  if (!there) {
-    return Error(ENOENT, store.url() + ": nothing was pushed there yet: it has no " + std::string(kFactsKey));
-  }
-  return fetch_facts(store, limits);
+  TRY_ASSIGN(const bool there, is_listed(store, kSeries, kFactsKey, limits));
+  if (there) return fetch_facts(store, limits);
+  TRY(refuse_first_format(store, limits));
+  return Error(ENOENT, store.url() + ": nothing was pushed there yet: it has no " + std::string(kFactsKey));
 }
 
 Result<RemoteFacts> found_remote(io::ObjectStore& store, uint32_t slots, const std::string& host,
                                  const io::RequestLimits& limits) {
   if (slots == 0 || slots > kMostSlots) return Error(EINVAL, fmt::format("a remote has 1 to {} slots", kMostSlots));
+  TRY(refuse_first_format(store, limits));
   const RemoteFacts ours{new_id(), slots, host, time_now()};
   TRY_ASSIGN(const bool made, io::make_object(store, kFactsKey, text_of_facts(ours), limits));
   if (made) return ours;

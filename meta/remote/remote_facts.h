@@ -1,4 +1,4 @@
-// What remote this is: the object ckptfs.json. It is made once, by the first mount that is told of the remote, and
+// What remote this is: the object series.json. It is made once, by the first mount that is told of the remote, and
 // never changed.
 #pragma once
 
@@ -23,9 +23,12 @@ Result<RemoteFacts> read_facts(io::ObjectStore& store, const io::RequestLimits& 
 Result<RemoteFacts> found_remote(io::ObjectStore& store, uint32_t slots, const std::string& host,
                                  const io::RequestLimits& limits);
 
+// EPROTO, in words: what lies there is of the first format, which no ckptfs that was released has made.
+Result<> refuse_first_format(io::ObjectStore& store, const io::RequestLimits& limits);
+
 // Tries whether the store keeps what the format relies on: it refuses to make an object a second time, it answers a
-// range with that range, and it lists what is there. EPROTO, in words, with what to do: it does not. What was tried is
-// removed.
+// range with that range, and it lists what is there. EPROTO, in words, with what to do: it does not, or has a remote of
+// the first format. What was tried is removed.
 Result<> probe_store(io::ObjectStore& store, const io::RequestLimits& limits);
 
 }  // namespace ckptfs::meta::remote

@@ -16,8 +16,8 @@ namespace ckptfs::meta::remote {
 namespace {
 
 Result<> check_part(const Part& part, const PartName& name) {
-  if (part.size() == name.size && part.header().number == name.number) return success();
-  return Error(EBADMSG, part_key(name.push) + ": it has another size or number than the commit says");
+  if (part.name() == name) return success();
+  return Error(EBADMSG, part_key(name.push) + ": it is another one than the commit says");
 }
 
 }  // namespace
@@ -64,9 +64,10 @@ Result<> RemoteStep::read(const UnionEntry& file, uint64_t offset, std::span<std
   }
   if (buffer.empty()) return success();
   const uint64_t first = offset / kChunkBytes, last = (offset + buffer.size() - 1) / kChunkBytes;
-  TRY_ASSIGN(const std::vector<Chunk> chunks, parts_[file.slot].chunks(of_it.first_chunk + first, last - first + 1));
+  TRY_ASSIGN(const std::vector<Chunk> chunks, parts_[file.slot].chunks(of_it, first, last - first + 1));
   const uint64_t begin = first * kChunkBytes, most = std::min(kMostRunBytes, chunks.size() * kChunkBytes);
   const auto room = std::make_unique_for_overwrite<std::byte[]>(most);
+  const std::string key = key_of(file);
   uint64_t at = begin;  // in the file
   for (std::span<const Chunk> rest = chunks; !rest.empty();) {
     const ChunkRun run = next_run(rest, at / kChunkBytes);
@@ -74,7 +75,7 @@ Result<> RemoteStep::read(const UnionEntry& file, uint64_t offset, std::span<std
     const auto wanted = buffer.subspan(from - offset, to - from);
     const bool whole = wanted.size() == run.bytes;  // then it is read in place
     const std::span bytes = whole ? wanted : std::span(room.get(), run.bytes);
-    TRY(read_run(*store_, parts_[file.slot].header(), file.path, run, bytes, limits));
+    TRY(read_run(*store_, key, file.path, run, bytes, limits));
     if (!whole) std::memcpy(wanted.data(), bytes.data() + (from - at), wanted.size());
     at += run.bytes;
     rest = rest.subspan(run.chunks.size());

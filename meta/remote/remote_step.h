@@ -38,6 +38,8 @@ class RemoteStep {
   // The one or the other. EINVAL, in words: it has no such slot.
   Result<Union> files_of(std::optional<uint32_t> slot) const;
   const Entry& entry(const UnionEntry& one) const { return parts_[one.slot].entries()[one.index]; }
+  // Of a file's object.
+  std::string key_of(const UnionEntry& file) const { return parts_[file.slot].header().key_of(entry(file)); }
 
   // Fills the buffer with what the file holds from `offset` on; reads whole chunks, in ranges of at most 16 MiB.
   // EBADMSG, naming file, chunk and object: what came is not what was pushed, and was not when it was asked again.
@@ -77,8 +79,9 @@ struct VerifyReport {
   uint64_t bytes = 0;              // of them
   std::vector<std::string> wrong;  // in words: file, chunk, object, and what is wrong
 };
-// Is each pack there that the parts name? Reads a share of the chunks of each part (1: all),
-// chosen at random in runs of 16 MiB, and compares them with their digests. Of what is wrong the first 1000 are named.
+// Is the object of each file there, in its whole length? Reads a share of the chunks of each part (1:
+// all), chosen at random in runs of 16 MiB, and compares them with their digests. Of what is wrong the first 1000 are
+// named.
 Result<VerifyReport> verify_step(const RemoteStep& step, double share, const ReadSettings& settings);
 
 }  // namespace ckptfs::meta::remote

@@ -1,4 +1,4 @@
-// What the steps of a remote cost there. A pack counts as a whole: it stays as long as one chunk of it is needed.
+// What the steps of a remote cost there. Each step is whole by itself: its removal gives back all that it takes.
 #pragma once
 
 #include <atomic>
@@ -15,17 +15,16 @@ namespace ckptfs::meta::remote {
 
 struct StepUsage {
   CommittedStep step;
-  uint64_t files = 0;   // bytes of the files that its slots hold
-  uint64_t alone = 0;   // bytes of packs that no other standing step uses: what its removal gives back
-  uint64_t shared = 0;  // bytes of packs that others use, too
+  uint64_t objects = 0;  // files of all its slots
+  uint64_t bytes = 0;    // of them
 };
 
 struct RemoteUsage {
   std::vector<StepUsage> steps;  // those that stand, as list_steps() returns them
   uint64_t objects = 0;          // all that lie there
   uint64_t bytes = 0;            // of them
-  uint64_t needed = 0;           // bytes of packs that a standing step uses, each once
-  uint64_t needless = 0;         // of the other packs: on their way, or garbage
+  uint64_t needed = 0;           // bytes of files of standing steps
+  uint64_t needless = 0;         // of other pushes: on their way, or removed
 };
 
 struct UsageSettings {
@@ -35,8 +34,7 @@ struct UsageSettings {
   std::function<void(uint64_t objects)> progress = [](auto) {};  // that were listed
 };
 
-// One list of all objects, and one or two gets for each slot of each standing step. EBADMSG, naming it: a commit or a
-// part is damaged.
+// One list of all objects, and one get for each standing step. EBADMSG, naming it: a commit is damaged.
 Result<RemoteUsage> measure_usage(io::ObjectStore& store, const UsageSettings& settings);
 
 }  // namespace ckptfs::meta::remote

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cmath>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <random>
 #include <set>
@@ -37,7 +38,7 @@ class Verifier {
 
   Result<VerifyReport> run() {
     for (uint32_t slot = 0; slot < step_.slots(); ++slot) {
-      TRY(find_packs(step_.part(slot)));
+      TRY(find_objects(step_.part(slot)));
       choose(slot);
     }
     for (const VerifyJob& job : jobs_) total_ += bytes_of(job);
@@ -46,29 +47,32 @@ class Verifier {
   }
 
  private:
-  using PackName = std::pair<std::string, uint32_t>;  // push, pack
-
   io::RequestLimits limits() const { return io::RequestLimits::within(settings_.time, settings_.stop); }
   const Entry& entry_of(const VerifyJob& job) const { return step_.part(job.slot).entries()[job.entry]; }
   uint64_t bytes_of(const VerifyJob& job) const { return std::min(kVerifiedAtOnce, entry_of(job).size - job.offset); }
 
-  // Lists the packs of each push that the part uses, and notes those that are not there.
-  Result<> find_packs(const Part& part) {
-    for (const UsedPush& used : part.header().pushes) {
-      const std::string push = used.push.text(), prefix = kPacks + push + "/";
-      std::set<std::string> listed;
-      const auto note = [&](const io::ObjectInfo& object) -> Result<> {
-        listed.insert(object.key);
-        return success();
-      };
-      TRY(io::for_each_object(step_.store(), prefix, note, limits()));
-      for (const auto& [first, last] : used.packs) {
-        for (uint64_t pack = first; pack <= last; ++pack) {
-          const std::string key = pack_key(used.push, static_cast<uint32_t>(pack));
-          if (listed.contains(key) || !missing_.emplace(push, static_cast<uint32_t>(pack)).second) continue;
-          wrong(step_.store().url() + "/" + io::printable(key) + ": the pack is not there");
-        }
+  // Lists the objects of the part's push. Notes what is not there, is or is of another length.
+  Result<> find_objects(const Part& part) {
+    const PartHeader& header = part.header();
+    std::map<std::string, uint64_t> sizes;
+    for (const Entry& entry : part.entries()) {
+      if (entry.kind == Entry::Kind::file) sizes.emplace(header.key_of(entry), entry.size);
+    }
+    const std::string url = step_.store().url() + "/";
+    const auto note = [&](const io::ObjectInfo& object) -> Result<> {
+      const auto known = sizes.find(object.key);
+      if (known == sizes.end()) return success();  // somebody else's
+      if (known->second != object.size) {
+        wrong(fmt::format("{}{}: it has {} bytes, and should have {}", url, io::printable(object.key), object.size,
+                          known->second));
       }
+      sizes.erase(known);
+      return success();
+    };
+    TRY(io::for_each_object(step_.store(), header.push.folder(), note, limits()));
+    for (const auto& [key, size] : sizes) {
+      missing_.insert(key);
+      wrong(url + io::printable(key) + ": it is not there");
     }
     return success();
   }
@@ -78,6 +82,8 @@ class Verifier {
     std::vector<VerifyJob> all;
     const std::vector<Entry>& entries = step_.part(slot).entries();
     for (size_t entry = 0; entry < entries.size(); ++entry) {
+      const bool is_file = entries[entry].kind == Entry::Kind::file;
+      if (!is_file || missing_.contains(step_.part(slot).header().key_of(entries[entry]))) continue;
       for (uint64_t offset = 0; offset < entries[entry].size; offset += kVerifiedAtOnce) {
         all.push_back({slot, entry, offset});
       }
@@ -95,16 +101,12 @@ class Verifier {
     const uint64_t size = bytes_of(job);
     const auto room = std::make_unique_for_overwrite<std::byte[]>(size);
     const std::span bytes(room.get(), size);
-    TRY_ASSIGN(const auto chunks, step_.part(job.slot).chunks(entry.first_chunk + job.offset / kChunkBytes,
-                                                              (size + kChunkBytes - 1) / kChunkBytes));
-    const bool whole = std::ranges::none_of(chunks, [&](const Chunk& chunk) { return is_missing(job.slot, chunk); });
+    const uint64_t chunks = (size + kChunkBytes - 1) / kChunkBytes;
     const UnionEntry file{entry.path, job.slot, job.entry};
-    auto read = whole ? step_.read(file, job.offset, bytes, limits()) : Result<>(Error(EBADMSG));
+    auto read = step_.read(file, job.offset, bytes, limits());
     if (!read && read.error().errno_value() != EBADMSG) return read;
-    if (read) note_compared(chunks.size(), size);
-    for (size_t at = 0; at < chunks.size() && !read; ++at) {
-      if (!is_missing(job.slot, chunks[at])) TRY(verify_chunk(file, job.offset + at * kChunkBytes, bytes));
-    }
+    if (read) note_compared(chunks, size);
+    for (uint64_t at = 0; at < chunks && !read; ++at) TRY(verify_chunk(file, job.offset + at * kChunkBytes, bytes));
     settings_.progress({total_, done_ += size, entry.path});
     return success();
   }
@@ -115,11 +117,6 @@ class Verifier {
     note_compared(1, size);
     if (!read) wrong(read.error().message());
     return success();
-  }
-
-  bool is_missing(uint32_t slot, const Chunk& chunk) const {
-    return !missing_.empty() &&
-           missing_.contains({step_.part(slot).header().pushes[chunk.push].push.text(), chunk.pack});
   }
 
   void note_compared(uint64_t chunks, uint64_t bytes) {
@@ -142,7 +139,7 @@ class Verifier {
   const double share_;
   const ReadSettings& settings_;
   std::mt19937_64 dice_{std::random_device{}()};
-  std::set<PackName> missing_;  // changes only before the first job
+  std::set<std::string> missing_;  // keys; changes only before the first job
   std::vector<VerifyJob> jobs_;
   uint64_t total_ = 0;
   std::atomic<uint64_t> done_{0};

@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <utility>
 
-#include "io/fault.h"
 #include "meta/remote/commit.h"
 
 namespace ckptfs::meta::remote {
@@ -20,24 +19,6 @@ Error two_mounts(const SlotPart& one, const SlotPart& other) {
   return Error(EEXIST, fmt::format("slot {} of {} is pushed by two mounts, one on {} and one on {}: give each its own "
                                    "slot, or remove the remote from one of them",
                                    one.listed.push.slot, one.listed.push.tag, one.header.host, other.header.host));
-}
-
-// Is there such a commit, and no tombstone of it?
-Result<bool> stands(io::ObjectStore& store, const DecisionName& decision, const io::RequestLimits& limits) {
-  TRY_ASSIGN(const TagDecisions decisions, list_decisions(store, decision.tag, limits));
-  return std::ranges::any_of(decisions.commits, [&](const CommittedStep& step) {
-    return step.decision == decision && (!step.gone || io::fault_value("tombstone_unchecked"));
-  });
-}
-
-// Are the packs of a push without a part of its own no longer kept?
-Result<bool> is_abandoned(io::ObjectStore& store, const PushName& push, const TagParts& listed,
-                          const TagHistory& history, const io::RequestLimits& limits) {
-  if (std::ranges::binary_search(listed.ended, push) || history.is_ended(push)) return true;
-  const auto committed = history.commit_of(push);
-  if (!committed) return false;
-  TRY_ASSIGN(const bool standing, stands(store, {push.tag, *committed}, limits));
-  return !standing;
 }
 
 }  // namespace
@@ -108,19 +89,6 @@ Result<bool> is_spent(io::ObjectStore& store, const PushName& part, const TagPar
     TRY_ASSIGN(const auto newest, newest_part(store, listed.of_slot(other.push.slot), limits));
     // The collector may have taken the part of the commit, and left an older one.
     if (newest && newest->listed.push != other.push && newest->header.number >= other.number) return true;
-  }
-  return false;
-}
-
-Result<bool> has_lost_lender(io::ObjectStore& store, const Lenders& lenders, const TagParts& listed,
-                             const TagHistory& history, const io::RequestLimits& limits) {
-  for (const PushName& push : lenders.unfinished) {
-    TRY_ASSIGN(const bool abandoned, is_abandoned(store, push, listed, history, limits));
-    if (abandoned && !io::fault_value("ended_unchecked")) return true;
-  }
-  for (const DecisionName& lender : lenders.commits) {
-    TRY_ASSIGN(const bool standing, stands(store, lender, limits));
-    if (!standing) return true;
   }
   return false;
 }

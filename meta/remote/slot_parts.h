@@ -51,11 +51,4 @@ Result<bool> has_newer_part(io::ObjectStore& store, const std::string& tag, uint
 Result<bool> is_spent(io::ObjectStore& store, const PushName& part, const TagParts& listed, const TagHistory& history,
                       const io::RequestLimits& limits);
 
-// May the collector delete packs that a part borrows? It may if a commit that lent them has a tombstone, or is no
-// longer there at all (the store was rolled back), or if an unfinished push of this slot was ended, or was put as a
-// part whose own commit is gone. After the part was put and this has been false, the part itself keeps the packs.
-// `listed`, `history`: of the part's tag, as they were read after the part was put.
-Result<bool> has_lost_lender(io::ObjectStore& store, const Lenders& lenders, const TagParts& listed,
-                             const TagHistory& history, const io::RequestLimits& limits);
-
 }  // namespace ckptfs::meta::remote

@@ -116,9 +116,8 @@ ChunkSet all_chunks(const Piece& piece) {
 
 Result<ChunkSet> right_chunks(const RemoteStep& step, const Piece& piece, int file, ChunkSet asked) {
   if (asked == 0) return ChunkSet{0};
-  const uint64_t first = step.entry(*piece.file).first_chunk + piece.offset / kChunkBytes;
-  TRY_ASSIGN(const auto chunks,
-             step.part(piece.file->slot).chunks(first, (piece.size + kChunkBytes - 1) / kChunkBytes));
+  const uint64_t first = piece.offset / kChunkBytes, count = (piece.size + kChunkBytes - 1) / kChunkBytes;
+  TRY_ASSIGN(const auto chunks, step.part(piece.file->slot).chunks(step.entry(*piece.file), first, count));
   const auto room = std::make_unique_for_overwrite<std::byte[]>(kChunkBytes);
   ChunkSet right = 0;
   for (size_t i = 0; i < chunks.size(); ++i) {
@@ -326,7 +325,7 @@ Result<io::Digest> StepWriter::content() const {
     const uint64_t count = entry.kind == Entry::Kind::file ? entry.chunks() : 0;
     for (uint64_t first = 0; first < count; first += Piece::kChunks) {
       const uint64_t some = std::min<uint64_t>(Piece::kChunks, count - first);
-      TRY_ASSIGN(const auto chunks, step_.part(one.slot).chunks(entry.first_chunk + first, some));
+      TRY_ASSIGN(const auto chunks, step_.part(one.slot).chunks(step_.entry(one), first, some));
       for (const Chunk& chunk : chunks) content.add_chunk(chunk.digest);
     }
   }

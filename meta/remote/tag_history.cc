@@ -37,11 +37,6 @@ std::optional<uint64_t> TagHistory::commit_of(const PushName& part) const {
   return std::nullopt;
 }
 
-std::optional<uint64_t> TagHistory::ended_by(const PushName& part) const {
-  const auto found = ended_.find(part);
-  return found == ended_.end() ? std::nullopt : std::optional(found->second);
-}
-
 uint64_t TagHistory::highest_number(uint32_t slot) const {
   uint64_t highest = 0;
   for (const auto& [n, parts] : commits_) {

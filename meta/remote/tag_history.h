@@ -27,7 +27,7 @@ class TagHistory {
   std::optional<uint64_t> commit_of(const PushName& part) const;
   // Did a void of the collector's name it? Then no commit will. The number of the first such void.
   bool is_ended(const PushName& part) const { return ended_.contains(part); }
-  std::optional<uint64_t> ended_by(const PushName& part) const;
+  const std::map<PushName, uint64_t>& ended() const { return ended_; }
   // The highest PartHeader::number of a slot's parts that a commit names; 0: none does.
   uint64_t highest_number(uint32_t slot) const;
 

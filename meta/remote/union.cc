@@ -97,8 +97,8 @@ Result<bool> is_same_content(const Part& part, const Entry& one, const Part& oth
   if (one.size != other.size) return false;
   for (uint64_t at = 0; at < one.chunks(); at += kComparedAtOnce) {
     const uint64_t count = std::min(kComparedAtOnce, one.chunks() - at);
-    TRY_ASSIGN(const auto ours, part.chunks(one.first_chunk + at, count));
-    TRY_ASSIGN(const auto theirs, other_part.chunks(other.first_chunk + at, count));
+    TRY_ASSIGN(const auto ours, part.chunks(one, at, count));
+    TRY_ASSIGN(const auto theirs, other_part.chunks(other, at, count));
     if (!std::ranges::equal(ours, theirs, {}, &Chunk::digest, &Chunk::digest)) return false;
   }
   return true;

@@ -125,17 +125,17 @@ are `keep_full=2`, `keep_every=100`, `keep_last=20` and `thin_to=bf16`. After ev
 once rotation has done its work. *Theory*: the bytes of the two full steps, and half of those of the weights of the others.
 *The same steps in full*: as they would be without `keep_full`.""",
     "Pushing a step": """\
-The store is SeaweedFS on this machine, so client and server share the processors. curl PUTs as many equal objects in
-parallel. PUTs and bytes are those that the server has counted. *The push beside it*: DeepSpeed trains on one processor and
-offloads its optimizer to the mount. Each save is pushed at once. The daemon runs on the other processor, with the kernel's
-workers, which do here what a disk does by itself, and with the server. The server has idle priority there, since in use it
-is another machine. The time is that of the steps, without the saves. In the last row curl takes the place of the push. Higher
-is better for GiB/s, lower for times.""",
+The store is SeaweedFS on this machine, so client and server share the processors. The step has ten equal files. curl
+PUTs as many bytes in objects of 64 MiB, as many in parallel. PUTs and bytes are those that the server has counted.
+*The push beside it*: DeepSpeed trains on one processor and offloads its optimizer to the mount. Each save is pushed at
+once. The daemon runs on the other processor, with the kernel's workers, which do here what a disk does by itself, and
+with the server. The server has idle priority there, since in use it is another machine. The time is that of the steps,
+without the saves. In the last row curl takes the place of the push. Higher is better for GiB/s, lower for times.""",
     "Reading a mounted remote": """\
-The store is SeaweedFS on this machine. All read the same packs of a step of one file; curl keeps nothing and checks
+The store is SeaweedFS on this machine. All read the same object, the file of a step; curl keeps nothing and checks
 nothing, ckptfs checks a digest of each chunk. *All processors busy*: the seconds that all processors together, the
-server's, too, spend on a GiB, and the rate that follows. No client reaches more here with as much work. *From the cache*:
-neither file is in memory. Higher is better for GiB/s, lower for times.""",
+server's, too, spend on a GiB, and the rate that follows. No client reaches more here with as much work. *From the
+cache*: neither file is in memory. Higher is better for GiB/s, lower for times.""",
     "Listing steps": """\
 Each row of `ckptfs ls` says whether the step is complete, what it costs and what keeps it. Lower is better.""",
     "Removing a step": """\

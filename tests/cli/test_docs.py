@@ -63,6 +63,7 @@ EXAMPLES = (
     "ckptfs remote check file:///lustre/run7",
     "ckptfs remote check s3://bucket/run7 --endpoint https://s3.example.com:8333",
     "ckptfs remote latest file:///lustre/run7",
+    "ckptfs remote latest --path file:///lustre/run7",
     "ckptfs remote ls file:///lustre/run7",
     "ckptfs remote ls --json file:///lustre/run7",
     "ckptfs remote export file:///lustre/run7/global_step100 /backup/global_step100",
@@ -426,7 +427,6 @@ def test_operating(work, disk):
 
 
 def test_remote(work, disk, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(work / "state"))
     user = User("docs/remote.md", work, disk)
     (work / "run7").mkdir()
     (work / "backup").mkdir()
@@ -458,7 +458,6 @@ def test_remote(work, disk, monkeypatch):
 
 
 def test_help_examples(work, disk, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(work / "state"))
     lines = (REPOSITORY / "docs/commands.md").read_text().splitlines()
     examples = [line.strip() for line in lines if line.startswith("      ")]
     equal(sorted(line for line in examples if not line.startswith("/etc/fstab")), sorted(EXAMPLES), "the examples of --help")

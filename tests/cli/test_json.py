@@ -196,6 +196,7 @@ def of_a_remote(printed, mount, older, step, scratch):
     for command in ("check", "latest", "ls", "verify", "policy", "du", "gc"):
         printed.says(f"remote {command}", url)
     printed.says("remote ls", "--all", url)
+    printed.says("remote latest", "--path", url)
     name = f"{url}/{step.name}"
     printed.says("remote pin", name)
     printed.says("remote pin", "--off", name)

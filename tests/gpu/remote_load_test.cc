@@ -25,15 +25,16 @@ using meta::remote::RemoteStep;
 using meta::remote::testing::BuiltPart;
 using meta::remote::testing::bytes_for;
 
-// Counts what comes from packs, and flips their byte `wrong_at`.
-class PackStore : public io::testing::MemoryStore {
+// Counts what comes from files, and flips byte `wrong_at` of the first one.
+class FileStore : public io::testing::MemoryStore {
  public:
   Result<size_t> get(const std::string& key, uint64_t offset, std::span<std::byte> buffer,
                      const io::RequestLimits& limits) override {
     TRY_ASSIGN(const size_t got, MemoryStore::get(key, offset, buffer, limits));
-    if (!key.starts_with(meta::remote::kPacks)) return got;
+    if (!meta::remote::parse_folder(key)) return got;
     fetched += got;
-    if (key.ends_with("/1") && offset <= wrong_at && wrong_at < offset + got) buffer[wrong_at - offset] ^= std::byte{1};
+    if (key.ends_with("/file0") && offset <= wrong_at && wrong_at < offset + got)
+      buffer[wrong_at - offset] ^= std::byte{1};
     return got;
   }
   std::atomic<uint64_t> fetched{0};
@@ -90,7 +91,7 @@ class RemoteLoadTest : public ::testing::Test {
   const io::testing::ScratchFolder folder_;
   const std::vector<std::string> contents_{bytes_for(7 * kChunkBytes + 1234, 1), bytes_for(40 * kChunkBytes, 2),
                                            bytes_for(10, 3)};
-  PackStore store_;
+  FileStore store_;
   const std::shared_ptr<Twin> twin_ = std::make_shared<Twin>(std::chrono::microseconds(300));
   std::unique_ptr<Staging> staging_;
   std::unique_ptr<ChunkReader> reader_;
@@ -164,12 +165,12 @@ TEST_F(RemoteLoadTest, WhatTheReaderHasIsNotFetchedAgain) {
 TEST_F(RemoteLoadTest, AWrongByteIsAnErrorThatNamesTensorFileAndObject) {
   const std::string tensor = "layers.0.weight";
   std::vector<std::byte> memory(7 * kChunkBytes);
-  store_.wrong_at = kChunkBytes + 5;                          // in the second pack, so in chunk 4
+  store_.wrong_at = 4 * kChunkBytes + 5;
   for (const uint64_t offset : {uint64_t{0}, uint64_t{5}}) {  // straight, and not
     const auto wrong = load({{0, offset, 6 * kChunkBytes, memory.data(), false, &tensor}});
     EXPECT_ERRNO(EIO, wrong);
     const std::string words = wrong.error().message();
-    for (const char* said : {"file0: chunk 4: memory:/packs/global_step5/0.", "layers.0.weight"}) {
+    for (const char* said : {"file0: chunk 4: memory:/global_step5.", "layers.0.weight"}) {
       EXPECT_NE(words.find(said), std::string::npos) << words;
     }
   }

@@ -10,7 +10,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "io/digest.h"
@@ -31,34 +33,9 @@ struct Words {
   io::S3Settings settings;
 };
 
+constexpr uint64_t kPieceBytes = uint64_t{64} << 20;
+
 io::RequestLimits limits() { return io::RequestLimits::within(std::chrono::seconds(60)); }
-
-// The chunks of a push, packed one after the other.
-class Packs {
- public:
-  Packs(io::ObjectStore& store, const PushName& push) : store_(store), push_(push) {}
-
-  Result<Chunk> add(std::span<const std::byte> bytes) {
-    if (pack_.size() + bytes.size() > kPackBytes) TRY(flush());
-    const Chunk chunk{
-        io::digest_of(bytes), 0, number_, static_cast<uint32_t>(pack_.size()), static_cast<uint32_t>(bytes.size()), 0};
-    pack_.insert(pack_.end(), bytes.begin(), bytes.end());
-    return chunk;
-  }
-  Result<> flush() {
-    if (pack_.empty()) return success();
-    TRY(store_.put(pack_key(push_, number_), io::content_of(pack_), io::PutMode::make, limits()));
-    pack_.clear();
-    ++number_;
-    return success();
-  }
-
- private:
-  io::ObjectStore& store_;
-  const PushName push_;
-  uint32_t number_ = 0;
-  std::vector<std::byte> pack_;
-};
 
 Result<Entry> entry_of(const files::path& folder, const std::string& path) {
   TRY_ASSIGN(const struct stat facts, io::stat_at(AT_FDCWD, (folder / path).string()));
@@ -73,16 +50,37 @@ Result<Entry> entry_of(const files::path& folder, const std::string& path) {
   return entry;
 }
 
-Result<std::vector<Chunk>> pack_file(const std::string& path, uint64_t size, Packs& packs) {
-  TRY_ASSIGN(const io::Fd file, io::open_at(AT_FDCWD, path, O_RDONLY));
-  std::vector<Chunk> chunks;
+// The bytes [offset, offset + size) of a file.
+io::ObjectContent piece_of(const io::Fd& file, uint64_t offset, uint64_t size) {
+  const auto read = [&file, offset](uint64_t at, std::span<std::byte> buffer) -> Result<> {
+    TRY_ASSIGN(const size_t got, io::read_full(file.get(), buffer, static_cast<off_t>(offset + at)));
+    return got == buffer.size() ? success() : Result<>(Error(EIO, "the file became shorter"));
+  };
+  return {size, read};
+}
+
+Result<std::vector<io::Digest>> digests_of(const io::Fd& file, uint64_t size) {
+  std::vector<io::Digest> digests;
   std::vector<std::byte> bytes(kChunkBytes);
   for (uint64_t at = 0; at < size; at += kChunkBytes) {
     TRY_ASSIGN(const size_t got, io::read_full(file.get(), bytes, static_cast<off_t>(at)));
-    TRY_ASSIGN(const Chunk chunk, packs.add(std::span(bytes).first(got)));
-    chunks.push_back(chunk);
+    digests.push_back(io::digest_of(std::span(bytes).first(got)));
   }
-  return chunks;
+  return digests;
+}
+
+// As a push does: a large file in pieces.
+Result<> put_file(io::ObjectStore& store, const std::string& key, const io::Fd& file, uint64_t size) {
+  if (size <= kPieceBytes) return store.put(key, piece_of(file, 0, size), io::PutMode::make, limits());
+  TRY_ASSIGN(const io::Upload upload, store.begin_upload(key, limits()));
+  std::vector<std::string> tags;
+  for (uint64_t at = 0; at < size; at += kPieceBytes) {
+    const auto number = static_cast<uint32_t>(tags.size() + 1);
+    const io::ObjectContent piece = piece_of(file, at, std::min(kPieceBytes, size - at));
+    TRY_ASSIGN(std::string tag, store.put_piece(upload, number, at, piece, limits()));
+    tags.push_back(std::move(tag));
+  }
+  return store.complete_upload(upload, size, tags, limits());
 }
 
 Result<PartName> push_folder(io::ObjectStore& store, const Words& words, uint32_t slot, uint64_t number) {
@@ -94,25 +92,30 @@ Result<PartName> push_folder(io::ObjectStore& store, const Words& words, uint32_
   std::ranges::sort(paths);
   PartHeader header;
   header.push = new_push(words.tag, slot);
+  header.slots = static_cast<uint32_t>(words.folders.size());
   header.number = number;
   header.host = "host" + std::to_string(slot);
   header.mount = "mount" + std::to_string(slot);
-  header.pushes = {{header.push, {}}};
-  Packs packs(store, header.push);
   TRY_ASSIGN(PartWriter writer, PartWriter::make(files::temp_directory_path()));
   for (const std::string& path : paths) {
     TRY_ASSIGN(const Entry entry, entry_of(folder, path));
-    TRY_ASSIGN(const std::vector<Chunk> chunks, pack_file((folder / path).string(), entry.size, packs));
-    TRY(writer.add(entry, chunks));
+    if (entry.kind == Entry::Kind::folder) {
+      TRY(writer.add(entry, {}));
+      continue;
+    }
+    TRY_ASSIGN(const io::Fd file, io::open_at(AT_FDCWD, (folder / path).string(), O_RDONLY));
+    TRY_ASSIGN(const std::vector<io::Digest> digests, digests_of(file, entry.size));
+    TRY(put_file(store, header.key_of(entry), file, entry.size));
+    TRY(writer.add(entry, digests));
   }
-  TRY(packs.flush());
   TRY_ASSIGN(const Part part, writer.finish(std::move(header)));
   TRY(store.put(part_key(part.header().push), part.content(), io::PutMode::make, limits()));
-  return PartName{part.header().push, number, part.digest(), part.size()};
+  return part.name();
 }
 
 Result<> make_step(const Words& words) {
   TRY_ASSIGN(const auto store, io::open_object_store(words.url, words.settings));
+  TRY(probe_store(*store, limits()));  // as `ckptfs remote add`: SeaweedFS makes the bucket with the first object
   TRY(found_remote(*store, static_cast<uint32_t>(words.folders.size()), "host0", limits()));
   TRY_ASSIGN(const TagDecisions decisions, list_decisions(*store, words.tag, limits()));
   Commit commit;

@@ -9,6 +9,7 @@ from seaweed import environment
 
 OBJECTS = BUILD / "helpers" / "objects"
 DAY = 86_400
+ID = "[0-9a-f]" * 16  # of a push
 
 
 def pass_days(folder, days):
@@ -22,8 +23,15 @@ def names(listed):
     return [one["step"] for one in listed["steps"]]
 
 
-def packs_of(folder, tag):
-    return list((folder / "packs" / tag).rglob("[0-9]")) if (folder / "packs" / tag).exists() else []
+def push_folders(folder, tag):
+    """What the pushes of a step have there, one folder each."""
+    return sorted(folder.glob(f"{tag}.{ID}"))
+
+
+def files_of(folder, tag, slot=None):
+    """Of all pushes of a step; of one slot's, in a remote of several."""
+    within = "**/*" if slot is None else f"slot-{slot}/**/*"
+    return sorted(path for push in push_folders(folder, tag) for path in push.glob(within) if path.is_file())
 
 
 def objects_of(url, options, prefix):

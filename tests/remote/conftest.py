@@ -20,13 +20,6 @@ def fresh_disk(work):
         yield made
 
 
-@pytest.fixture(autouse=True)
-def memory(scratch, monkeypatch):
-    """What `gc` remembers of remotes."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(scratch / "state"))
-    return scratch / "state" / "ckptfs"
-
-
 @pytest.fixture
 def folder(scratch):
     """A new folder for a remote."""

@@ -5,7 +5,6 @@
 
 import json
 import re
-import struct
 import sys
 from collections import namedtuple
 from pathlib import Path
@@ -16,7 +15,9 @@ except ImportError:  # then digests are not compared
     blake3 = None
 
 MIB = 1 << 20
-Entry = namedtuple("Entry", "kind mode uid gid mtime size target chunks")  # chunks: (digest, pack, offset, length)
+DIGEST = 32  # bytes
+# `key`: of its object; `digests`: of its chunks.
+Entry = namedtuple("Entry", "kind mode uid gid mtime size target key digests")
 RANKS = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_\d+_(?:model|optim)_states\.pt")
 SWAP = re.compile(r"((?:(.*)/)?offloaded_(?:tensors|params))/rank(\d+)")
 
@@ -33,48 +34,55 @@ def check_digest(content, wanted, what):
 class Remote:
     def __init__(self, folder):
         self.folder = Path(folder)
-        self.slots = self.document("ckptfs.json", "remote")["slots"]
+        self.slots = self.document(".ckptfs/series/series.json", "remote")["slots"]
 
     def document(self, key, kind):
         found = json.loads((self.folder / key).read_bytes())
         check(found["ckptfs"] == kind, f"{key}: it is {found['ckptfs']}")
-        check(found["version"] == 1, f"{key}: it is of version {found['version']}, and this reader knows version 1")
+        check(found["version"] == 2, f"{key}: it is of version {found['version']}, and this reader knows version 2")
         return found
 
     def commit(self, name):
         tag, _, ordinal = name.partition("~")
-        decisions = sorted((self.folder / "steps" / tag).glob("[0-9]*"), key=lambda one: int(one.name))
+        decisions = sorted((self.folder / ".ckptfs" / "steps" / tag).glob("[0-9]*"), key=lambda one: int(one.name))
         check([int(one.name) for one in decisions] == list(range(1, len(decisions) + 1)), f"{tag}: a decision is missing")
         commits = [one for one in decisions if one.stat().st_size > 160]
-        return self.document(f"steps/{tag}/{commits[int(ordinal or 1) - 1].name}", "commit")
+        return self.document(f".ckptfs/steps/{tag}/{commits[int(ordinal or 1) - 1].name}", "commit")
 
     def part(self, named):
-        key = "parts/" + named["push"]
+        key = ".ckptfs/parts/" + named["push"]
         content = (self.folder / key).read_bytes()
         check(len(content) == named["size"], f"{key}: another size")
         check_digest(content, named["digest"], key)
         first, _, content = content.partition(b"\n")
-        check(first == b"ckptfs part 1", f"{key}: it begins with {first}, and this reader knows version 1")
+        check(first == b"ckptfs part 2", f"{key}: it begins with {first}, and this reader knows version 2")
         header, _, content = content.partition(b"\n")
         header = json.loads(header)
         check((header["push"], header["number"]) == (named["push"], named["number"]), f"{key}: of another push")
+        check(header["slots"] == self.slots, f"{key}: of a remote of {header['slots']} slots")
         *lines, chunks = content.split(b"\n", header["entries"])
-        check(len(chunks) == 48 * header["chunks"], f"{key}: another length")
-        places = struct.iter_unpack("<32sIIII", chunks)
+        check(len(chunks) == DIGEST * header["chunks"], f"{key}: another length")
+        digests = (chunks[at:at + DIGEST].hex() for at in range(0, len(chunks), DIGEST))
         entries = {}
         for line in map(json.loads, lines):
-            own = []
-            for number in range((line.get("size", 0) + MIB - 1) // MIB):
-                digest, push, pack, offset, length = next(places)
-                check(length == min(MIB, line["size"] - number * MIB), f"{key}: {line['path']}: length or codec {length:x}")
-                own.append((digest.hex(), f"packs/{header['pushes'][push]['push']}/{pack}", offset, length))
+            own = [next(digests) for _ in range(0, line.get("size", 0), MIB)]
             check(not {"..", ".", ""} & set(line["path"].split("/")) or not entries, f"{key}: path {line['path']}")
             check(line["path"] == "" or entries[line["path"].rpartition("/")[0]].kind == "folder", f"{key}: no folder")
             check(line["path"] not in entries, f"{key}: {line['path']} comes twice")
             entries[line["path"]] = Entry(line["kind"], line["mode"], line["uid"], line["gid"], tuple(line["mtime"]),
-                                          line.get("size", 0), line.get("target"), own)
-        check(next(places, None) is None, f"{key}: more chunks than its files have")
+                                          line.get("size", 0), line.get("target"),
+                                          self.file_key(header, line["path"]), own)
+        check(next(digests, None) is None, f"{key}: more chunks than its files have")
+        files = [entry for entry in entries.values() if entry.kind == "file"]
+        for told in (header, named):
+            there = len(files), sum(file.size for file in files)
+            check((told["files"], told["bytes"]) == there, f"{key}: other files")
         return entries
+
+    def file_key(self, header, path):
+        tag, _, name = header["push"].partition("/")
+        slot, _, push = name.partition(".")
+        return f"{tag}.{push}/{path}" if self.slots == 1 else f"{tag}.{push}/slot-{slot}/{path}"
 
     def step(self, name, slot=None):
         """Entries by path; of one slot, or the union."""
@@ -87,13 +95,14 @@ class Remote:
         return dict(sorted(whole.items(), key=lambda one: one[0].encode()))
 
     def content(self, entry):
-        for digest, pack, offset, length in entry.chunks:
-            with open(self.folder / pack, "rb") as file:
-                file.seek(offset)
+        with open(self.folder / entry.key, "rb") as file:
+            for number, digest in enumerate(entry.digests):
+                length = min(MIB, entry.size - number * MIB)
                 content = file.read(length)
-            check(len(content) == length, f"{pack}: it ends before {offset + length}")
-            check_digest(content, digest, f"{pack} at {offset}")
-            yield content
+                check(len(content) == length, f"{entry.key}: it ends too early")
+                check_digest(content, digest, f"{entry.key}: chunk {number}")
+                yield content
+            check(not file.read(1), f"{entry.key}: it is longer than {entry.size}")
 
 
 def rename_ranks(part):

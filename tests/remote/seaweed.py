@@ -42,9 +42,12 @@ def wait_for_s3(endpoint, processes, log):
     raise Failure(f"SeaweedFS does not start: {log.read_text(errors='replace')[-2000:]}")
 
 
+SIGNED = ("-sS", "--fail", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", f"{KEY}:{SECRET}", "-H",
+          "x-amz-content-sha256: UNSIGNED-PAYLOAD", "--expect100-timeout", "0.01")
+
+
 def curl(*words):
-    return run("curl", "-sS", "--fail", "--aws-sigv4", "aws:amz:us-east-1:s3", "--user", f"{KEY}:{SECRET}", "-H",
-               "x-amz-content-sha256: UNSIGNED-PAYLOAD", "--expect100-timeout", "0.01", *words, timeout=600)
+    return run("curl", *SIGNED, *words, timeout=600)
 
 
 def make_bucket(endpoint):
@@ -100,9 +103,12 @@ class Seaweed:
         listed = curl(f"{self.endpoint}/{BUCKET}?list-type=2&prefix={urllib.parse.quote(prefix, safe='')}").stdout
         return re.findall("<Key>(.*?)</Key>", listed)
 
-    def get_by_curl(self, keys, parallel):
-        """Gets these objects, so many at a time. Returns the seconds that it takes."""
-        words = [word for key in keys for word in ("-o", "/dev/null", f"{self.endpoint}/{BUCKET}/{key}")]
+    def get_by_curl(self, key, size, piece, parallel):
+        """Gets an object in ranges of so many bytes, so many at a time. Returns the seconds that it takes."""
+        words = []
+        for at in range(0, size, piece):
+            words += ["--next", *SIGNED] if at > 0 else []
+            words += ["-r", f"{at}-{min(at + piece, size) - 1}", "-o", "/dev/null", f"{self.endpoint}/{BUCKET}/{key}"]
         began = time.monotonic()
         curl("-Z", "--parallel-immediate", "--parallel-max", parallel, *words)
         return time.monotonic() - began

@@ -208,7 +208,7 @@ def test_a_clock_is_set_back(fresh_disk, work, url, mode):
         with Run(series) as second:
             second.save(before, 2, shared=False)
             second.save(tag, 2, (0,), shared=False)
-            parts = pathlib.Path(url.removeprefix("file://")) / "parts" / tag
+            parts = pathlib.Path(url.removeprefix("file://")) / ".ckptfs" / "parts" / tag
             wait_until("node 0 has pushed it again", lambda: len(list(parts.glob("0.*"))) == 2, 60, 0.1)
             mounts[1].control("steps", "push", "quiet")
             wait_until("node 1 has pushed what it has", lambda: list(parts.glob("1.*")), 60, 0.1)

@@ -16,9 +16,10 @@ import urllib.request
 import pytest
 
 from checking import equal, noise, raises, true, write
+from collecting import files_of
 from mounting import MIB, Store, mounted, run, wait_until
 from seaweed import BUCKET, KEY, SECRET, Proxy, environment
-from test_push import ERROR, QUIET, ckptfs, fill, state_of, tree, wait_for
+from test_push import ERROR, QUIET, ckptfs, fill, state_of, status_of, tree, wait_for
 from test_stores import answer, error
 from training import write_state
 
@@ -358,7 +359,7 @@ def test_one_damaged_object_does_not_hold_up_others(fresh_disk, work, scratch, m
             ckptfs("remote", "add", url, one, "--slot", f"{slot}/2")
         fill(series[0] / "global_step1", seed=1)
         wait_for(series[0] / "global_step1", "waiting for slot 1")
-        (scratch / "parts" / "global_step1" / "1.0123456789abcdef").write_bytes(b"damaged\n" * 100)
+        (scratch / ".ckptfs" / "parts" / "global_step1" / "1.0123456789abcdef").write_bytes(b"damaged\n" * 100)
         wait_until("it is told", lambda: "1.0123456789abcdef" in error_of(series[0] / "global_step1"), 60, 0.2)
         for slot, one in enumerate(series):
             fill(one / "global_step2", seed=2, files=("same.bin", f"rank{slot}.bin"))
@@ -367,17 +368,26 @@ def test_one_damaged_object_does_not_hold_up_others(fresh_disk, work, scratch, m
         equal(ckptfs("remote", "latest", url).strip(), "global_step2", "latest")
 
 
-def test_a_damaged_step_lends_nothing(fresh_disk, work, scratch, mode):
-    """What the newest committed step has is borrowed from it. If it is lost there, later steps are sent as a whole."""
-    url = f"file://{scratch}"
-    with mounted(Store(fresh_disk / "lender"), work / "mnt-lender", mode=mode, options=QUIET) as mount:
+@pytest.mark.parametrize("harm", ("part", "file", "cut"))
+def test_what_is_lost_there_is_sent(fresh_disk, work, folder, scratch, mode, harm):
+    """What the newest committed step has is copied there. If it is lost, it is sent."""
+    url, size = f"file://{folder}", 5 * MIB + 123
+    with mounted(Store(fresh_disk / "lost"), work / "mnt-lost", mode=mode, options=QUIET) as mount:
         series = mount.path / "steps"
         ckptfs("remote", "add", url, series)
-        fill(series / "global_step1", seed=1)
+        fill(series / "global_step1", seed=1, size=size)
         wait_for(series / "global_step1", "committed")
-        part, = (scratch / "parts" / "global_step1").iterdir()
-        part.write_bytes(part.read_bytes()[:-1])
-        fill(series / "global_step2", seed=1)
+        lost, = (path for path in files_of(folder, "global_step1") if path.name == "weights.bin")
+        part, = (folder / ".ckptfs" / "parts" / "global_step1").iterdir()
+        if harm == "file":
+            lost.unlink()
+        else:
+            damaged = part if harm == "part" else lost
+            damaged.write_bytes(damaged.read_bytes()[:-1])
+        fill(series / "global_step2", seed=1, size=size)
         wait_for(series / "global_step2", "committed global_step2")
+        second = next(one for one in status_of(series)["steps"] if one["tag"] == "global_step2")
+        equal((second["sent"], second["copied"]), (2 * size, 0) if harm == "part" else (size, size), "what was sent, and copied")
+        ckptfs("remote", "verify", f"{url}/global_step2")
         ckptfs("remote", "export", f"{url}/global_step2", scratch / "out")
         equal(tree(scratch / "out"), tree(series / "global_step2"), "what came back")

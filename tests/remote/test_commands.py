@@ -10,6 +10,7 @@ import pytest
 
 from calling import status_is
 from checking import equal, true
+from collecting import files_of
 from mounting import BUILD, CKPTFS, MIB
 from seaweed import BUCKET, Proxy, environment
 from test_stores import answer, error
@@ -167,13 +168,15 @@ def test_a_server_that_replaces_objects(broken):
 
 
 def test_what_lies_there_is_not_ours(scratch):
-    (scratch / "ckptfs.json").write_text("{}")
-    Remote(f"file://{scratch}").fails("check", said=["ckptfs.json", "use another folder or prefix"])
-    (scratch / "ckptfs.json").unlink()
+    facts = scratch / ".ckptfs" / "series" / "series.json"
+    facts.parent.mkdir(parents=True)
+    facts.write_text("{}")
+    Remote(f"file://{scratch}").fails("check", said=[".ckptfs/series/series.json", "use another folder or prefix"])
+    facts.unlink()
     remote = Remote(f"file://{scratch}")
     remote.has("step_1", make_step(scratch / "step"))
-    (scratch / "ckptfs.json").unlink()
-    remote.fails("check", said=["ckptfs.json is gone"])
+    facts.unlink()
+    remote.fails("check", said=[".ckptfs/series/series.json is gone"])
 
 
 # --- steps
@@ -200,12 +203,12 @@ def test_a_removed_step_is_left_out(scratch):
     (scratch / "a").mkdir()
     for tag in ("step_1", "step_2"):
         remote.has(tag, make_step(scratch / "a"))
-    (scratch / "gone" / "step_2").mkdir(parents=True)
-    (scratch / "gone" / "step_2" / "1").write_text("{}")
+    (scratch / ".ckptfs" / "gone" / "step_2").mkdir(parents=True)
+    (scratch / ".ckptfs" / "gone" / "step_2" / "1").write_text("{}")
     equal([one["step"] for one in remote.json("ls")["steps"]], ["step_1"], "ls")
     equal(remote.says("latest"), "step_1\n", "latest")
     remote.fails("export", scratch / "out", url=f"{remote.url}/step_2", said=["was removed there"])
-    shutil.rmtree(scratch / "steps" / "step_2")
+    shutil.rmtree(scratch / ".ckptfs" / "steps" / "step_2")
     remote.fails("latest", "--timeout", "2s", said=["step_2"])
 
 
@@ -245,21 +248,30 @@ def test_verify(remote, scratch):
 def test_damage_is_found(scratch):
     remote = Remote(f"file://{scratch}/remote")
     (scratch / "remote").mkdir()
-    for tag in ("step_1", "step_2", "step_3"):
+    for tag in ("step_1", "step_2", "step_3", "step_4"):
         remote.has(tag, make_step(scratch / "step"))
-    pack, = (scratch / "remote" / "packs" / "step_1").rglob("0")
-    with open(pack, "r+b") as file:
+
+    def key_of(tag, name):
+        path, = (path for path in files_of(scratch / "remote", tag) if path.name == name)
+        return str(path.relative_to(scratch / "remote"))
+
+    large, longer = key_of("step_1", "large"), key_of("step_4", "small")
+    with open(scratch / "remote" / large, "r+b") as file:
         file.seek(2 * MIB)
         file.write(b"?")
-    part, = (scratch / "remote" / "parts" / "step_3").iterdir()
+    part, = (scratch / "remote" / ".ckptfs" / "parts" / "step_3").iterdir()
     part.write_bytes(part.read_bytes()[:-1])
+    with open(scratch / "remote" / longer, "ab") as file:
+        file.write(b"more")
     done = remote.call("verify", "--json")
     equal(done.returncode, 3, f"exit status: {done.stderr}")
     found = {one["step"]: one["wrong"] for one in json.loads(done.stdout)["steps"]}
-    equal([tag for tag, wrong in found.items() if wrong], ["step_1", "step_3"], "what is damaged")
-    true("large" in found["step_1"][0] and "packs/step_1/" in found["step_1"][0], found["step_1"])
-    true("parts/step_3/" in found["step_3"][0], found["step_3"])
+    equal([tag for tag, wrong in found.items() if wrong], ["step_1", "step_3", "step_4"], "what is damaged")
+    true(len(found["step_1"]) == 1 and large in found["step_1"][0] and "chunk 2" in found["step_1"][0], found["step_1"])
+    true(".ckptfs/parts/step_3/" in found["step_3"][0], found["step_3"])
+    small = len(b"asub/small")
+    equal(found["step_4"], [f"{remote.url}/{longer}: it has {small + 4} bytes, and should have {small}"], "another size")
     said = remote.call("verify").stdout
     true("DAMAGED step_1: " in said and "step_2: " in said, said)
-    remote.fails("export", scratch / "out", url=f"{remote.url}/step_1", said=["large", "packs/step_1/"])
+    remote.fails("export", scratch / "out", url=f"{remote.url}/step_1", said=[large])
     equal(sorted(path.name for path in scratch.iterdir()), ["remote", "step"], "nothing is left of the export")

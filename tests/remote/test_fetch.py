@@ -12,6 +12,7 @@ import pytest
 
 from calling import status_is
 from checking import equal, true, write
+from collecting import files_of
 from mounting import BUILD, CKPTFS, GIB, MIB, Mount, Store, mounted, run, unmount, wait_until, xfs
 from test_push import QUIET, ckptfs, content, fill, state_of, status_of, tree, wait_for
 
@@ -182,10 +183,11 @@ def test_what_is_refused(fresh_disk, work, scratch, remote, mode):
         fails(url, step, said=["it is a step"], code=2)
         same_tree(step, before, "the step that was there")
         equal(partial_in(steps), [], "nothing is left")
-        (remote / "gone" / "global_step1").mkdir(parents=True)
-        (remote / "gone" / "global_step1" / "1").write_text("{}")
+        gone = remote / ".ckptfs" / "gone" / "global_step1" / "1"
+        gone.parent.mkdir(parents=True)
+        gone.write_text("{}")
         fails(url, steps, said=["was removed there"])
-        shutil.rmtree(remote / "gone")
+        shutil.rmtree(remote / ".ckptfs" / "gone")
         shutil.rmtree(step)
         steps.chmod(0o755)
         stranger = run("setpriv", "--reuid=12345", "--clear-groups", CKPTFS, "fetch", url, steps, check=False)
@@ -320,17 +322,17 @@ def test_what_other_steps_have_is_shared(fresh_disk, work, scratch, remote, mode
 def test_damage(fresh_disk, work, scratch, remote, mode):
     make(scratch / "made", size=20 * MIB)
     has(remote, "global_step1", scratch / "made")
-    pack, = (path for path in (remote / "packs" / "global_step1").rglob("0"))
-    whole = pack.read_bytes()
-    pack.write_bytes(whole[:9 * MIB] + bytes([whole[9 * MIB] ^ 1]) + whole[9 * MIB + 1:])
+    object_, = (path for path in files_of(remote, "global_step1") if path.name == "weights.bin")
+    whole = object_.read_bytes()
+    object_.write_bytes(whole[:9 * MIB] + bytes([whole[9 * MIB] ^ 1]) + whole[9 * MIB + 1:])
     url = f"file://{remote}/global_step1"
     with node(fresh_disk, work, "damage", mode) as mount:
         steps = mount.path / "steps"
-        fails(url, steps, said=["packs/global_step1/", "chunk", "goes on from there"])
+        fails(url, steps, said=[f"{object_.parent.name}/weights.bin", "chunk 9", "goes on from there"])
         true(not (steps / "global_step1").exists(), "nothing is published")
         left = partial_in(steps)
         equal(len(left), 1, "what came stays")
-        pack.write_bytes(whole)
+        object_.write_bytes(whole)
         true(fetch(url, steps)["found"] > 0, "and is not fetched again")
         same_tree(steps / "global_step1", tree(scratch / "made"), "what came")
 
@@ -424,7 +426,7 @@ def test_a_change_on_one_of_two_nodes(fresh_disk, work, scratch, remote, mode):
 
 
 def test_steps_that_nobody_may_read(fresh_disk, work, scratch, remote, mode):
-    """Lenders that cannot be opened lend nothing."""
+    """What is here and cannot be opened is not shared."""
     make(scratch / "made", files=("weights.bin",))
     has(remote, "global_step2", scratch / "made")
     run("chmod", "-R", "a+rX", scratch)

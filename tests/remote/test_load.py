@@ -14,6 +14,7 @@ import pytest
 import harness
 from acting import Ranks
 from checking import equal, true
+from collecting import files_of
 from mounting import BUILD, MIB, REPOSITORY, Failure, Store, mounted, wait_until
 from reading import remote_mount
 from seaweed import BUCKET, Proxy, environment
@@ -256,19 +257,19 @@ def test_a_flipped_byte_is_found(remote, scratch):
     """Wherever it is: in a tensor, or in what tells where the tensors are."""
     act("make", folder=scratch / "steps" / "step_1", kind="saver")
     url = put(remote, "step_1", scratch / "steps" / "step_1")
-    packs = [path for path in (scratch / "remote" / "packs").rglob("*") if path.is_file()]
-    true(len(packs) > 1, f"packs: {packs}")
-    for pack in packs:
-        for at in (2000 if pack.name == "0" else 0, pack.stat().st_size // 2, pack.stat().st_size - 1):
-            flip(pack, at)
-            number, words, _ = act("fails", url=url)
-            for said in (f"/packs/step_1/{pack.parent.name}/{pack.name}", "rank00.safetensors: chunk "):
-                equal((number, said in words), (errno.EIO, True), f"byte {at} of {pack}: {words}")
-            flip(pack, at)
+    file, = (path for path in files_of(scratch / "remote", "step_1") if path.name.endswith(".safetensors"))
+    key, size = str(file.relative_to(scratch / "remote")), file.stat().st_size
+    true(size > 64 * MIB, f"it was put in pieces: {size}")
+    for at in (2000, size // 2, 64 * MIB, size - 1):
+        flip(file, at)
+        number, words, _ = act("fails", url=url)
+        for said in (key, f"rank00.safetensors: chunk {at // MIB}"):
+            equal((number, said in words), (errno.EIO, True), f"byte {at}: {words}")
+        flip(file, at)
     equal(act("fails", url=url)[1], "it was loaded", "after all was put right")
-    packs[-1].rename(scratch / "away")
+    file.rename(scratch / "away")
     number, words, _ = act("fails", url=url, timeout=3)
-    true(number in (errno.ENOENT, errno.EIO) and f"{packs[-1].parent.name}/{packs[-1].name}" in words, f"no pack: {words}")
+    true(number in (errno.ENOENT, errno.EIO) and key in words, f"no file: {words}")
 
 
 def flip(path, at):

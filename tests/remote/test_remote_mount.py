@@ -19,6 +19,7 @@ import urllib.request
 import pytest
 
 from checking import equal, raises, same_bytes, true, write
+from collecting import files_of
 from hugging import safetensors
 from mounting import BUILD, CKPTFS, KIB, MIB, Store, by_level, is_mountpoint, mounted, run, wait_until
 from reading import RemoteMount, remote_mount
@@ -147,10 +148,6 @@ def test_many_readers_fetch_once(there, pushed):
     true(there.fetched() <= MOMENTS + MIB, f"{there.fetched()} bytes for {MOMENTS}")
 
 
-def packs_of(remote, tag, slot):
-    return sorted((remote / "packs" / tag).glob(f"{slot}.*/*"))
-
-
 @contextlib.contextmanager
 def changed(path, change):
     """The object has other bytes for a while."""
@@ -170,15 +167,17 @@ def flipped(at):
 @pytest.mark.parametrize("harm", ["flip", "cut", "gone"])
 def test_damage_is_named(pushed, scratch, harm):
     url, remote, steps = pushed
-    pack = packs_of(remote, "checkpoint-1", 1)[0]
+    object_, = (path for path in files_of(remote, "checkpoint-1", 1) if path.name == "rank1.bin")
+    key = str(object_.relative_to(remote))
+    true("/slot-1/" in key, key)
     change = {"flip": flipped(3 * MIB + 5), "cut": lambda data: data[: 2 * MIB], "gone": lambda data: b""}[harm]
     with remote_mount(url, scratch / "mnt") as there:
         wanted = steps["checkpoint-1"][1]
-        with changed(pack, change):
+        with changed(object_, change):
             with raises(errno.EIO, what="what is damaged"):
                 (there.path / "@1/checkpoint-1/rank1.bin").read_bytes()
             told = there.status()["last_failure"]["text"]
-            true("rank1.bin" in told and "packs/checkpoint-1/1." in told, f"the failure names it: {told}")
+            true(key in told, f"the failure names it: {told}")
             same_bytes((there.path / "checkpoint-1/model.safetensors").read_bytes(),
                        steps["checkpoint-1"][0]["model.safetensors"][3], "another file")
         same_bytes((there.path / "@1/checkpoint-1/rank1.bin").read_bytes(), wanted["rank1.bin"][3], "once it is mended")
@@ -188,7 +187,7 @@ def test_damage_is_named(pushed, scratch, harm):
 def test_swapped_records(pushed, scratch, what):
     """A part, a commit or a vote in another's place: an error for that step, and never another step's bytes."""
     url, remote, steps = pushed
-    one, other = (sorted((remote / what / f"checkpoint-{number}").rglob("*")) for number in (1, 2))
+    one, other = (sorted((remote / ".ckptfs" / what / f"checkpoint-{number}").rglob("*")) for number in (1, 2))
     one, other = ([path for path in paths if path.is_file()][0] for paths in (one, other))
     with changed(one, lambda _: other.read_bytes()), remote_mount(url, scratch / "mnt") as there:
         if what == "votes":  # nobody who reads asks for them

@@ -6,14 +6,13 @@ A daemon with the fault point "remote_day" has shorter days.
 import contextlib
 import json
 import os
-import pathlib
 import random
 import threading
 
 import pytest
 
 from checking import equal, noise, true, write
-from collecting import names, objects_of, packs_of, pass_days
+from collecting import files_of, names, objects_of, pass_days, push_folders
 from mounting import CKPTFS, CKPTFS_DEBUG, MIB, Mount, Store, mounted, run, unmount, wait_until
 from seaweed import BUCKET, environment
 from test_push import ERROR, QUIET, ckptfs, fill, node, state_of, status_of, wait_for
@@ -93,10 +92,10 @@ def test_a_part_that_was_ended(fresh_disk, work, folder, mode):
             return status_of(one.parent)["steps"][0]["waits_for"]
 
         wait_until("it says that it was ended", lambda: "removed there" in words() and "ckptfs push" in words(), 60, 0.1)
-        parts = sorted((folder / "parts" / "checkpoint-7").iterdir())
+        parts = sorted((folder / ".ckptfs" / "parts" / "checkpoint-7").iterdir())
         lists = status_of(one.parent)["lists"]
         wait_until("some rounds pass", lambda: status_of(one.parent)["lists"] > lists + 3, 60, 0.1)
-        equal(sorted((folder / "parts" / "checkpoint-7").iterdir()), parts, "it is not pushed again by itself")
+        equal(sorted((folder / ".ckptfs" / "parts" / "checkpoint-7").iterdir()), parts, "it is not pushed again by itself")
         ckptfs("remote", "add", url, other.parent, "--slot", "1/2")
         other.mkdir()
         write(other / "rank1.bin", noise(MIB, 9))
@@ -133,21 +132,19 @@ def test_the_mount_collects(fresh_disk, work, folder, mode):
         listed = lambda: names(json.loads(ckptfs("remote", "ls", "--json", url)))
         wait_until("the rules are carried out", lambda: listed() == ["global_step3"], 60, 0.2)
         wait_until("garbage is deleted",
-                   lambda: not packs_of(folder, "global_step1") + packs_of(folder, "global_step2"), 60, 0.2)
-        true(packs_of(folder, "global_step3"), "what is needed stays")
+                   lambda: not push_folders(folder, "global_step1") + push_folders(folder, "global_step2"), 60, 0.2)
+        equal(len(files_of(folder, "global_step3")), 3, "what is needed stays")
         wait_until("it says so", lambda: collector_of(steps)["removed"] == 2 and collector_of(steps)["deleted_bytes"] > 0, 30, 0.2)
         true("the collector ran" in ckptfs("remote", "status", steps), "for people, too")
-        equal(len(list((pathlib.Path(mount.store.folder) / "remote").glob("*.look"))), 1, "it remembers")
-        tombstone = folder / "gone" / "global_step1" / "1"
-        lost = tombstone.read_bytes()
-        tombstone.unlink()
-        wait_until("what stands in the way is told", lambda: "gone/global_step1/1" in collector_of(steps)["trouble"], 60, 0.2)
+        rules = folder / ".ckptfs" / "rules" / "2"
+        rules.write_text("damaged")
+        wait_until("what stands in the way is told", lambda: ".ckptfs/rules/2" in collector_of(steps)["trouble"], 60, 0.2)
         true("the collector fails" in ckptfs("remote", "status", steps), "for people, too")
-        true("gone/global_step1/1" in mount.read_log(), "in the log")
+        true(".ckptfs/rules/2" in mount.read_log(), "in the log")
         true(any("not carried out" in warning for warning in mount.status()["warnings"]), "in the warnings")
         done = run(CKPTFS, "doctor", mount.path, check=False)
         true("are not carried out" in done.stdout, f"doctor: {done.stdout}")
-        tombstone.write_bytes(lost)
+        rules.unlink()
         wait_until("it goes on", lambda: collector_of(steps)["trouble"] == "", 60, 0.2)
         ckptfs("remote", "verify", url)
 
@@ -241,12 +238,13 @@ def live(cluster, days, each, seed):
         cluster.save(each, dice)
         cluster.pass_day()
         equal(cluster.listed(), cluster.model(), f"what stays after day {day + 1} (--seed {seed})")
-    for _ in range(8):  # four runs do, but for those that come a little less than a day after another one
+    for _ in range(4):  # two runs do, but for those that come a little less than a day after another one
         cluster.pass_day(1)
-        tags = {key.split("/")[1] for key in objects_of(cluster.url, cluster.options, "packs/")}
+        keys = objects_of(cluster.url, cluster.options, "")
+        tags = {key.split("/")[0].rpartition(".")[0] for key in keys if not key.startswith(".ckptfs/")}
         if tags == set(cluster.model()):
             break
-    equal(tags, set(cluster.model()), "whose packs are left")
+    equal(tags, set(cluster.model()), "whose files are left")
     cluster.call("verify")
 
 

@@ -62,7 +62,7 @@ TEST(PushStates, Texts) {
   EXPECT_EQ(state.text(), "pushing");
   state.bytes = 200;
   state.sent = 50;
-  state.borrowed = 40;
+  state.copied = 40;
   EXPECT_EQ(state.text(), "pushing 45%");
   state.stage = PushState::Stage::waiting;
   EXPECT_EQ(state.text(), "waiting");

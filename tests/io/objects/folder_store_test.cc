@@ -127,51 +127,70 @@ TEST_F(FolderStoreTest, AFolderIsMadeBelowOneThatWasRemovedMeanwhile) {
   ASSERT_OK(make("a/b/c", "x"));
 }
 
-TEST_F(FolderStoreTest, SweepsWhatWritersHaveLeft) {
-  constexpr std::chrono::hours kWeek{7 * 24};
-  for (const char* key : {"packs/one/0", "packs/two/0", "full/a"}) ASSERT_OK(make(key, "x"));
-  ASSERT_OK(store_->remove("packs/one/0", {}));
-  ASSERT_OK(store_->remove("packs/two/0", {}));
-  const std::vector<std::string> left{"packs/one/.ckptfs-00", "full/.ckptfs-01", ".ckptfs-02"};
-  for (const std::string& name : left) std::ofstream(folder_.path(name)) << "x";
-  std::ofstream(folder_.path("full/.hidden")) << "x";  // none of ours
-  std::filesystem::create_directories(folder_.path(".snapshots/daily"));
-  EXPECT_EQ(store_->sweep("", kWeek, {}).value(), 0U) << "all of it is young";
-
-  const auto old = std::filesystem::file_time_type::clock::now() - std::chrono::hours(8 * 24);
-  std::filesystem::last_write_time(folder_.path(".snapshots/daily"), old);
-  std::filesystem::last_write_time(folder_.path("full/.hidden"), old);
-  std::filesystem::last_write_time(folder_.path("full/a"), old);
-  for (const std::string& name : left) std::filesystem::last_write_time(folder_.path(name), old);
-  std::filesystem::last_write_time(folder_.path("packs/two"), old);
-  std::filesystem::last_write_time(folder_.path("full"), old);
-  EXPECT_EQ(store_->sweep("", kWeek, {}).value(), 4U) << "three files, and the folder that is empty for a week";
-  EXPECT_FALSE(std::filesystem::exists(folder_.path("packs/two")));
-  EXPECT_TRUE(std::filesystem::exists(folder_.path("packs/one"))) << "a file went there lately";
-  EXPECT_TRUE(std::filesystem::exists(folder_.path(".snapshots/daily")));
-  EXPECT_TRUE(std::filesystem::exists(folder_.path("full/.hidden")));
-  for (const std::string& name : left) EXPECT_FALSE(std::filesystem::exists(folder_.path(name))) << name;
-  EXPECT_EQ(keys(""), std::vector<std::string>{"full/a"});
-
-  std::filesystem::last_write_time(folder_.path("packs/one"), old);
-  EXPECT_EQ(store_->sweep("", kWeek, {}).value(), 1U);
-  std::filesystem::last_write_time(folder_.path("packs"), old);
-  EXPECT_EQ(store_->sweep("", kWeek, {}).value(), 1U) << "a folder above goes later";
-  EXPECT_ERRNO(ENOENT, make("packs/two/1", "x"));  // which can pass
-  ASSERT_OK(make("packs/two/1", "x"));
-  EXPECT_ERRNO(ESTALE, FolderStore::open(folder_.path("none")).value()->sweep("", kWeek, {}));
+TEST_F(FolderStoreTest, HiddenNamesAreOfTheFolderAtItsTopOnly) {
+  for (const char* key : {"a/.metadata", ".ckptfs/parts/x", "a/.hidden/b"}) ASSERT_OK(make(key, "x"));
+  for (const char* const name : {".snapshot/old", ".ckptfs-uploads/1"}) {
+    std::filesystem::create_directories(std::filesystem::path(folder_.path(name)).parent_path());
+    std::ofstream(folder_.path(name)) << "x";
+  }
+  EXPECT_EQ(keys(""), (std::vector<std::string>{".ckptfs/parts/x", "a/.hidden/b", "a/.metadata"}));
+  EXPECT_ERRNO(EINVAL, make(".snapshot/new", "x"));
 }
 
-TEST_F(FolderStoreTest, SweepsBelowThePrefixOnly) {
+TEST_F(FolderStoreTest, EndsWhatWritersHaveLeft) {
+  constexpr std::chrono::hours kWeek{7 * 24};
+  const Upload upload = store_->begin_upload("a/b", {}).value();
+  std::ofstream(folder_.path(".ckptfs-uploads/of_a_killed_writer")) << "x";
+  EXPECT_EQ(store_->end_uploads(kWeek, {}).value(), 0U) << "all of it is young";
   const auto old = std::filesystem::file_time_type::clock::now() - std::chrono::hours(8 * 24);
-  for (const char* const name : {"packs/one", "mine/empty"}) {
-    std::filesystem::create_directories(folder_.path(name));
-    std::filesystem::last_write_time(folder_.path(name), old);
+  for (const auto& one : std::filesystem::directory_iterator(folder_.path(".ckptfs-uploads"))) {
+    std::filesystem::last_write_time(one.path(), old);
   }
-  EXPECT_EQ(store_->sweep("packs/", std::chrono::hours(7 * 24), {}).value(), 1U);
-  EXPECT_FALSE(std::filesystem::exists(folder_.path("packs/one")));
+  EXPECT_EQ(store_->end_uploads(kWeek, {}).value(), 2U);
+  EXPECT_ERRNO(ENOENT, store_->put_piece(upload, 1, 0, content_of("x"), {}));
+  EXPECT_ERRNO(ENOENT, store_->complete_upload(upload, 1, {""}, {}));
+  EXPECT_ERRNO(ESTALE, FolderStore::open(folder_.path("none")).value()->end_uploads(kWeek, {}));
+}
+
+TEST_F(FolderStoreTest, AnUploadAppearsWhenItIsComplete) {
+  const Upload upload = store_->begin_upload("a/b", {}).value();
+  ASSERT_OK(store_->put_piece(upload, 2, 5, content_of("world"), {}));
+  EXPECT_EQ(keys(""), std::vector<std::string>{});
+  EXPECT_ERRNO(EIO, store_->complete_upload(upload, 11, {"", ""}, {})) << "it lacks a byte";
+  ASSERT_OK(store_->put_piece(upload, 1, 0, content_of("hello"), {}));
+  ASSERT_OK(store_->complete_upload(upload, 10, {"", ""}, {}));
+  EXPECT_EQ(text_of("a/b").value(), "helloworld");
+  ASSERT_OK(store_->complete_upload(upload, 10, {"", ""}, {})) << "it was completed before";
+  EXPECT_ERRNO(ENOENT, store_->complete_upload(upload, 9, {""}, {}));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path(".ckptfs-uploads")));
+}
+
+TEST_F(FolderStoreTest, CopiesAsAWhole) {
+  const std::string text(3'000'000, 'x');
+  ASSERT_OK(make("a/b", text));
+  ASSERT_OK(store_->copy("a/b", "c/d/e", text.size(), {}));
+  ASSERT_OK(make("f", "old"));
+  ASSERT_OK(store_->copy("a/b", "f", text.size(), {}));
+  for (const char* key : {"c/d/e", "f"}) EXPECT_EQ(get_text(*store_, key, text.size(), {}).value(), text);
+  EXPECT_ERRNO(ENOENT, store_->copy("a/none", "g", 1, {}));
+  EXPECT_ERRNO(ENOENT, store_->copy("a/b", "g", text.size() + 1, {})) << "of another size";
+  EXPECT_EQ(keys("g/"), std::vector<std::string>{});
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path(".ckptfs-uploads")));
+}
+
+TEST_F(FolderStoreTest, RemovesEmptyFoldersOfAPrefix) {
+  for (const char* const name : {"one/a/b", "one/c", "mine/empty"}) {
+    std::filesystem::create_directories(folder_.path(name));
+  }
+  ASSERT_OK(make("two/full", "x"));
+  std::filesystem::create_directories(folder_.path("two/empty"));
+  EXPECT_EQ(store_->remove_empty_folders("one/", {}).value(), 4U);
+  EXPECT_FALSE(std::filesystem::exists(folder_.path("one")));
+  EXPECT_EQ(store_->remove_empty_folders("two/", {}).value(), 1U);
+  EXPECT_EQ(text_of("two/full").value(), "x");
   EXPECT_TRUE(std::filesystem::exists(folder_.path("mine/empty")));
-  EXPECT_EQ(store_->sweep("votes/", std::chrono::hours(7 * 24), {}).value(), 0U) << "there is no such folder";
+  EXPECT_EQ(store_->remove_empty_folders("none/", {}).value(), 0U);
+  ASSERT_OK(make("one/a/x", "x"));
 }
 
 TEST_F(FolderStoreTest, RemovesAndLeavesNothingBehind) {
@@ -179,7 +198,8 @@ TEST_F(FolderStoreTest, RemovesAndLeavesNothingBehind) {
   EXPECT_ERRNO(EEXIST, make("a", "y"));
   ASSERT_OK(store_->remove("a", {}));
   ASSERT_OK(store_->remove("a", {}));
-  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+  EXPECT_EQ(keys(""), std::vector<std::string>{});
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path(".ckptfs-uploads")));
 }
 
 TEST_F(FolderStoreTest, ContentThatCannotBeReadMakesNoObject) {

@@ -24,7 +24,7 @@ class MemoryStore : public ObjectStore {
     forbidden,   // "the credentials are refused"
   };
 
-  // Asked for each try: the operation ("put", "get", "list", "remove") and the key.
+  // Asked for each try: the operation ("put", "get", "list", "remove", "copy", "piece", "complete") and the key.
   std::function<Fate(const std::string&, const std::string&)> fate = [](auto&, auto&) { return Fate::done; };
 
   // What time an object gets that is put now. Not while others use the store.
@@ -46,6 +46,14 @@ class MemoryStore : public ObjectStore {
   // Pages of two objects.
   Result<ObjectPage> list(const std::string& prefix, const std::string& token, const RequestLimits& limits) override;
   Result<> remove(const std::string& key, const RequestLimits& limits) override;
+  Result<> copy(const std::string& from, const std::string& to, uint64_t size, const RequestLimits& limits) override;
+  Result<Upload> begin_upload(const std::string& key, const RequestLimits& limits) override;
+  Result<std::string> put_piece(const Upload& upload, uint32_t number, uint64_t offset, const ObjectContent& content,
+                                const RequestLimits& limits) override;
+  Result<> complete_upload(const Upload& upload, uint64_t size, const std::vector<std::string>& pieces,
+                           const RequestLimits& limits) override;
+  Result<uint64_t> end_uploads(std::chrono::seconds older_than, const RequestLimits& limits) override;
+  size_t uploads() const;  // that were begun, and have not ended
 
   RequestCounts& counts() override { return counts_; }
   const std::string& url() const override { return url_; }
@@ -58,6 +66,8 @@ class MemoryStore : public ObjectStore {
   RequestCounts counts_;
   mutable Mutex mutex_;
   Objects objects_ GUARDED_BY(mutex_);
+  std::map<std::string, Object> uploads_ GUARDED_BY(mutex_);  // by id
+  uint64_t begun_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace ckptfs::io::testing

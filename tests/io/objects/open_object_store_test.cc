@@ -8,10 +8,12 @@ namespace ckptfs::io {
 namespace {
 
 TEST(ObjectStoreTest, KeysAreChecked) {
-  for (const char* key : {"a", "packs/step_7/0.a1/3", "steps/global_step100~2/1", "a b/\xc3\xa4"}) {
+  for (const char* key :
+       {"a", "step_7.a1/rank0/a.bin", ".ckptfs/steps/step~2/1", "a b/\xc3\xa4", "a/.metadata", "a/..b"}) {
     EXPECT_OK(check_key(key)) << key;
   }
-  for (const char* key : {"", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "../a", ".hidden", "a/.b"}) {
+  for (const char* key :
+       {"", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "../a", ".hidden", ".hidden/a", ".ckptfs-uploads/a", "a/."}) {
     EXPECT_ERRNO(EINVAL, check_key(key)) << key;
   }
   EXPECT_ERRNO(EINVAL, check_key(std::string_view("a\0b", 3)));

@@ -82,5 +82,36 @@ TEST(S3XmlTest, AFailureIsRead) {
   EXPECT_EQ(read_s3_failure("<html>502 Bad Gateway").code, "");
 }
 
+TEST(S3XmlTest, AnElementIsFoundByItsPath) {
+  const std::string xml =
+      R"(<?xml version="1.0"?><CopyObjectResult><ETag>&quot;abc&quot;</ETag><x><ETag>no</ETag></x></CopyObjectResult>)";
+  EXPECT_EQ(read_s3_text(xml, "/CopyObjectResult/ETag"), "\"abc\"");
+  EXPECT_EQ(read_s3_text(xml, "/CopyObjectResult/None"), "");
+  EXPECT_EQ(read_s3_text(xml.substr(0, xml.size() - 1), "/CopyObjectResult/ETag"), "") << "it is cut short";
+}
+
+TEST(S3XmlTest, UploadsAndPiecesAreRead) {
+  const auto uploads = read_s3_uploads(
+      "<ListMultipartUploadsResult><IsTruncated>true</IsTruncated><NextKeyMarker>b</NextKeyMarker>"
+      "<NextUploadIdMarker>2</NextUploadIdMarker><Upload><Key>run7/a</Key><UploadId>1</UploadId>"
+      "<Initiated>2015-08-30T12:36:00.000Z</Initiated></Upload></ListMultipartUploadsResult>");
+  ASSERT_OK(uploads);
+  ASSERT_EQ(uploads.value().uploads.size(), 1U);
+  EXPECT_EQ(uploads.value().uploads[0].key, "run7/a");
+  EXPECT_EQ(uploads.value().uploads[0].id, "1");
+  EXPECT_EQ(std::chrono::system_clock::to_time_t(uploads.value().uploads[0].begun), 1440938160);
+  EXPECT_EQ(uploads.value().next_key, "b");
+  EXPECT_EQ(uploads.value().next_id, "2");
+  const auto pieces = read_s3_pieces(
+      "<ListPartsResult><IsTruncated>false</IsTruncated><NextPartNumberMarker>2</NextPartNumberMarker>"
+      "<Part><LastModified>2015-08-30T12:36:00.000Z</LastModified></Part>"
+      "<Part><LastModified>2015-08-30T12:35:00.000Z</LastModified></Part></ListPartsResult>");
+  ASSERT_OK(pieces);
+  EXPECT_EQ(std::chrono::system_clock::to_time_t(pieces.value().newest), 1440938160);
+  EXPECT_EQ(pieces.value().next, "");
+  EXPECT_ERRNO(EPROTO, read_s3_uploads("<Error/>"));
+  EXPECT_ERRNO(EPROTO, read_s3_pieces("<Error/>"));
+}
+
 }  // namespace
 }  // namespace ckptfs::io

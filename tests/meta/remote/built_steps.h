@@ -1,4 +1,4 @@
-// Steps in a store, made for tests without a push: packs, parts and commits. One thread.
+// Steps in a store, made for tests without a push: files, parts and commits. One thread.
 #pragma once
 
 #include <map>
@@ -59,11 +59,11 @@ class BuiltImage : public StepImage {
   const formats::CompletenessFacts facts_;
 };
 
-PartHeader header_for(const PushName& push, const BuiltPart& part);
-// Without a store: where the chunks lie is made up.
+PartHeader header_for(const PushName& push, const BuiltPart& part, uint32_t slots);
+// With a store, it gets the files and the part.
 Result<Part> build_part(const PushName& push, const BuiltPart& part, const std::string& folder,
-                        io::ObjectStore* store = nullptr, uint32_t chunks_of_pack = 3);
-// Puts packs, parts (of slots 0, 1, ...) and the commit.
+                        io::ObjectStore* store = nullptr, uint32_t slots = 1);
+// Puts files, parts (of slots 0, 1, ...) and the commit.
 Result<CommittedStep> put_step(io::ObjectStore& store, const DecisionName& name, const std::vector<BuiltPart>& parts,
                                const std::string& folder);
 

@@ -7,6 +7,7 @@
 #include "io/fault.h"
 #include "meta/remote/election.h"
 #include "meta/remote/push.h"
+#include "meta/remote/remote_facts.h"
 #include "meta/remote/remote_step.h"
 #include "meta/remote/remote_usage.h"
 #include "meta/remote/tombstone.h"
@@ -30,7 +31,7 @@ class CollectorTest : public ::testing::Test {
   CollectorTest() {
     store_.now = std::chrono::sys_days(std::chrono::year(2026) / 11 / 1);
     pushing_.folder = scratch_.path();
-    pushing_.pack_bytes = 2 * kBytes;
+    pushing_.piece_bytes = 2 * kBytes;
     collecting_.host = "node0";
   }
   void pass(std::chrono::seconds time) { store_.now += time; }
@@ -76,13 +77,13 @@ class CollectorTest : public ::testing::Test {
   void set(const std::string& rule, const std::string& value) {
     ASSERT_OK(change_rules(store_, "node0", [&](RemoteRules& rules) { return set_rule(rules, rule, value); }, {}));
   }
-  Result<CollectorReport> look() { return collect(store_, collecting_, memory_); }
+  Result<CollectorReport> look() { return collect(store_, collecting_); }
   CollectorReport looked() {
     auto report = look();
     EXPECT_OK(report);
     return report ? std::move(report).value() : CollectorReport{};
   }
-  // A look a day, as a mount does it.
+  // A run a day, as a mount does it.
   CollectorReport look_for_days(int count) {
     CollectorReport last;
     for (int day = 0; day < count; ++day) {
@@ -106,56 +107,75 @@ class CollectorTest : public ::testing::Test {
   io::testing::MemoryStore store_;
   PushSettings pushing_;
   CollectorSettings collecting_;
-  std::optional<Look> memory_;
 };
 
 TEST_F(CollectorTest, WhatStandsIsLeftAlone) {
   commit("step_1", 1);
   commit("step_2", 2);
-  const auto before = store_.keys();
+  EXPECT_FALSE(last_collection(store_, {}).value());
+  auto before = store_.keys();
+  std::erase_if(before, [](const std::string& key) { return key.starts_with(kPushes); });
   look_for_days(30);
   auto after = store_.keys();
-  std::erase_if(after, [](const std::string& key) { return key.starts_with(kLooks); });
-  EXPECT_EQ(after, before);
-  EXPECT_THAT(store_.keys(kLooks), SizeIs(2)) << "older looks go";
+  EXPECT_EQ(std::erase(after, kCollectedKey), 1U);
+  EXPECT_EQ(after, before) << "but for what said that the pushes go on";
+  EXPECT_EQ(last_collection(store_, {}).value()->host, "node0");
+  EXPECT_EQ(last_collection(store_, {}).value()->when, store_.now);
 }
 
-TEST_F(CollectorTest, ARemovedStepIsReadableForADayAndGoesAfterTwoLooks) {
+TEST_F(CollectorTest, ARemovedStepIsReadableForADayAndGoesAtOnceThen) {
   commit("step_1", 1);
   commit("step_2", 2);
-  looked();
   remove("step_1");
-  EXPECT_EQ(looked().garbage.objects, 0U);
+  EXPECT_EQ(looked().waiting.objects, 7U) << "five files, the part, and what says that it goes on";
   pass(std::chrono::hours(23));
-  EXPECT_EQ(looked().garbage.objects, 0U);
+  EXPECT_EQ(looked().deleted.objects, 0U);
   expect_whole("step_1");
   pass(std::chrono::hours(2));
-  const CollectorReport first = looked();
-  EXPECT_EQ(first.garbage.objects, 3U) << "two packs that only it uses, and its part";
-  EXPECT_EQ(first.deleted.objects, 0U);
-  EXPECT_EQ(looked().deleted.objects, 0U) << "not yet a day later";
-  pass(std::chrono::hours(25));
-  EXPECT_EQ(looked().deleted.objects, 3U);
+  const CollectorReport report = looked();
+  EXPECT_GE(report.deleted.bytes, 5 * kBytes);
+  EXPECT_EQ(report.waiting.objects, 0U);
+  EXPECT_THAT(store_.keys("step_1."), IsEmpty());
+  EXPECT_THAT(store_.keys(std::string(kParts) + "step_1/"), IsEmpty());
   EXPECT_FALSE(verify("step_1"));
   expect_whole("step_2");
   EXPECT_EQ(look_for_days(3).deleted.objects, 0U);
   EXPECT_THAT(store_.keys(kSteps), SizeIs(2)) << "commits stay: they count";
 }
 
-// step_2 borrows the frozen chunks of step_1, and step_3 has them through step_2.
-TEST_F(CollectorTest, ABorrowedPackKeepsOnlyItself) {
-  for (const unsigned seed : {1U, 2U, 3U}) commit(fmt::format("step_{}", seed), seed);
-  const auto packs_before = store_.keys(kPacks);
+// A request that was on its way for long arrives when all of the step is deleted.
+TEST_F(CollectorTest, WhatArrivesLateOfARemovedStepGoes) {
+  commit("step_1", 1);
+  commit("step_2", 2);
+  const std::string file = store_.keys("step_1.").front(), part = store_.keys(std::string(kParts) + "step_1/").front();
+  const auto objects = store_.copy();
   remove("step_1");
-  remove("step_2");
-  look_for_days(5);
-  const auto packs = store_.keys(kPacks);
-  EXPECT_LT(packs.size(), packs_before.size());
-  EXPECT_THAT(packs, ::testing::Contains(HasSubstr("packs/step_1/"))) << "the frozen chunks";
-  EXPECT_THAT(store_.keys("packs/step_2/"), IsEmpty());
-  expect_whole("step_3");
-  commit("step_4", 4);
-  expect_whole("step_4");
+  look_for_days(3);
+  for (const std::string& key : {file, part}) {
+    ASSERT_OK(store_.put(key, io::content_of(std::string_view(objects.at(key).content)), io::PutMode::make, {}));
+    look_for_days(1);
+    EXPECT_THAT(store_.keys(key), IsEmpty());
+  }
+  expect_whole("step_2");
+}
+
+TEST_F(CollectorTest, WhatSaysThatAModelIsThereGoesFirst) {
+  BuiltPart part = part_of(1);
+  part.file("config.json", "{}");
+  const BuiltImage image("step_1", part);
+  EXPECT_EQ(decide(image, push(image)).state, State::committed);
+  commit("step_2", 2);
+  remove("step_1");
+  pass_days(1);
+  std::vector<std::string> removed;
+  store_.fate = [&](const std::string& operation, const std::string& key) {
+    if (operation == "remove" && key.starts_with("step_1.")) removed.push_back(key.substr(key.find('/') + 1));
+    return io::testing::MemoryStore::Fate::done;
+  };
+  collecting_.parallel = 1;
+  looked();
+  ASSERT_THAT(removed, SizeIs(6));
+  EXPECT_EQ(removed.front(), "config.json");
 }
 
 TEST_F(CollectorTest, RulesRemoveAllButWhatTheyKeep) {
@@ -171,7 +191,8 @@ TEST_F(CollectorTest, RulesRemoveAllButWhatTheyKeep) {
   const CollectorReport report = looked();
   ASSERT_THAT(report.removed, SizeIs(4));
   EXPECT_THAT(report.removed[0].why, HasSubstr("keep_every=5, keep_last=2"));
-  EXPECT_THAT(store_.keys(kGone), ElementsAre("gone/step_1/1", "gone/step_3/1", "gone/step_4/1", "gone/step_6/1"));
+  EXPECT_THAT(store_.keys(kGone), ElementsAre(gone_key({"step_1", 1}), gone_key({"step_3", 1}), gone_key({"step_4", 1}),
+                                              gone_key({"step_6", 1})));
   look_for_days(4);
   for (const char* const name : {"step_2", "step_5", "step_7", "step_8"}) expect_whole(name);
 }
@@ -191,7 +212,7 @@ TEST_F(CollectorTest, APinHoldsTheCommitThatItNames) {
   }
   collecting_.dry_run = false;
   looked();
-  EXPECT_THAT(store_.keys(kGone), ElementsAre("gone/step_1/1"));
+  EXPECT_THAT(store_.keys(kGone), ElementsAre(gone_key({"step_1", 1})));
   look_for_days(4);
   for (const char* const name : {"step_1~2", "step_2"}) expect_whole(name);
   EXPECT_FALSE(verify("step_1"));
@@ -230,15 +251,15 @@ TEST_F(CollectorTest, APushWithoutNewsForAWeekIsEndedAndBeginsAnew) {
     EXPECT_FALSE(push_part(store_, slot(), image, its_journal, pushing_));
   }
   store_.fate = [](auto&, auto&) { return io::testing::MemoryStore::Fate::done; };
-  ASSERT_THAT(store_.keys("packs/step_2/"), SizeIs(2));
+  ASSERT_THAT(store_.keys("step_2."), SizeIs(5));
   look_for_days(6);
-  EXPECT_THAT(store_.keys("parts/step_2/"), IsEmpty());
+  EXPECT_THAT(store_.keys(std::string(kParts) + "step_2/"), IsEmpty());
   pass_days(2);
   EXPECT_THAT(looked().ended, SizeIs(1));
-  EXPECT_THAT(store_.keys("parts/step_2/"), SizeIs(1));
-  look_for_days(3);
-  EXPECT_THAT(store_.keys("packs/step_2/"), IsEmpty());
-  EXPECT_THAT(store_.keys("parts/step_2/"), SizeIs(1)) << "what took the part's name stays";
+  EXPECT_THAT(store_.keys(std::string(kParts) + "step_2/"), SizeIs(1));
+  look_for_days(1);
+  EXPECT_THAT(store_.keys("step_2."), IsEmpty());
+  EXPECT_THAT(store_.keys(std::string(kParts) + "step_2/"), SizeIs(1)) << "what took the part's name stays";
   const PushedPart part = push(image);  // with the journal of the push that was ended
   EXPECT_EQ(decide(image, part).state, State::committed);
   expect_whole("step_2");
@@ -251,9 +272,9 @@ TEST_F(CollectorTest, APartThatStaysUndecidedIsEnded) {
   look_for_days(6);
   EXPECT_THAT(store_.keys(kSteps), IsEmpty());
   look_for_days(2);
-  EXPECT_THAT(store_.keys(kSteps), ElementsAre("steps/step_1/1"));
-  look_for_days(3);
-  EXPECT_THAT(store_.keys(kPacks), IsEmpty());
+  EXPECT_THAT(store_.keys(kSteps), ElementsAre(step_key({"step_1", 1})));
+  look_for_days(1);
+  EXPECT_THAT(store_.keys("step_1."), IsEmpty());
   EXPECT_THAT(store_.keys(kParts), IsEmpty());
 
   // The other slot comes at last. The part that was ended is not voted for.
@@ -326,11 +347,12 @@ TEST_F(CollectorTest, AStepThatIsAgainAsItOnceWasIsCommittedAnew) {
 // The try whose reply was lost has made it.
 TEST_F(CollectorTest, AProbeThatIsThereIsItsOwn) {
   collecting_.id = [] { return std::string("0123456789abcdef"); };
-  ASSERT_OK(store_.put("probe/0123456789abcdef", io::content_of(std::string_view("?")), io::PutMode::make, {}));
+  ASSERT_OK(store_.put(std::string(kProbe) + "0123456789abcdef", io::content_of(std::string_view("?")),
+                       io::PutMode::make, {}));
   looked();
 }
 
-// Its part was put, the reply was lost, and the machine was off for a month: the journal names packs that are gone.
+// Its part was put, the reply was lost, and the machine was off for a month: the journal names files that are gone.
 TEST_F(CollectorTest, AJournalOfLongAgoIsNotTrusted) {
   const BuiltImage image("step_1", part_of(1));
   {
@@ -343,9 +365,9 @@ TEST_F(CollectorTest, AJournalOfLongAgoIsNotTrusted) {
     store_.fate = [](auto&, auto&) { return io::testing::MemoryStore::Fate::done; };
   }
   look_for_days(12);
-  EXPECT_THAT(store_.keys(kPacks), IsEmpty());
+  EXPECT_THAT(store_.keys("step_1."), IsEmpty());
   const PushedPart part = push(image);
-  EXPECT_EQ(part.borrowed, 0U);
+  EXPECT_EQ(part.copied, 0U);
   EXPECT_EQ(decide(image, part).state, State::committed);
   expect_whole("step_1");
 }
@@ -355,7 +377,7 @@ TEST_F(CollectorTest, NumbersGoOnWhenOldPartsAreGone) {
   commit("step_2", 2);
   remove("step_1");
   look_for_days(4);
-  ASSERT_THAT(store_.keys("parts/step_1/"), IsEmpty());
+  ASSERT_THAT(store_.keys(std::string(kParts) + "step_1/"), IsEmpty());
   const BuiltImage image("step_1", part_of(7));
   EXPECT_EQ(push(image).name.number, 2U);
 }
@@ -381,17 +403,18 @@ TEST_F(CollectorTest, TheCostOfAStepIsWhatItsRemovalGivesBack) {
   const auto usage = measure_usage(store_, {});
   ASSERT_OK(usage);
   ASSERT_THAT(usage.value().steps, SizeIs(3));
-  for (const StepUsage& step : usage.value().steps) EXPECT_EQ(step.files, 5 * kBytes);
-  EXPECT_EQ(usage.value().steps[0].shared, 2 * kBytes) << "the frozen chunks";
-  EXPECT_EQ(usage.value().steps[0].alone, 3 * kBytes);
-  EXPECT_EQ(usage.value().steps[1].alone, 3 * kBytes);
-  EXPECT_EQ(usage.value().needed, 11 * kBytes);
+  for (const StepUsage& step : usage.value().steps) {
+    EXPECT_EQ(step.bytes, 5 * kBytes);
+    EXPECT_EQ(step.objects, 5U);
+  }
+  EXPECT_EQ(usage.value().needed, 15 * kBytes);
+  EXPECT_EQ(usage.value().needless, 0U);
   remove("step_2");
-  EXPECT_EQ(measure_usage(store_, {}).value().needless, 3 * kBytes);
-  look_for_days(4);
+  EXPECT_EQ(measure_usage(store_, {}).value().needless, 5 * kBytes);
+  look_for_days(2);
   const RemoteUsage after = measure_usage(store_, {}).value();
   EXPECT_EQ(after.needless, 0U);
-  EXPECT_EQ(usage.value().needed - after.needed, usage.value().steps[1].alone);
+  EXPECT_EQ(after.needed, 10 * kBytes);
 }
 
 // --- what is not as it should be
@@ -399,113 +422,93 @@ TEST_F(CollectorTest, TheCostOfAStepIsWhatItsRemovalGivesBack) {
 TEST_F(CollectorTest, AListThatLacksADecisionStopsIt) {
   commit("step_1", 1);
   commit("step_2", 2);
-  looked();
   remove("step_1");
-  const auto whole = store_.copy();
-  for (const std::string key : {"steps/step_2/1", "steps/step_1/1"}) {
-    auto without = whole;
-    without.erase(key);
-    store_.restore(without);
-    const auto report = look();
-    ASSERT_FALSE(report);
-    EXPECT_ERRNO(EIO, report);
-    EXPECT_THAT(report.error().message(), HasSubstr(key));
-  }
-  store_.restore(whole);
-  looked();
-}
-
-TEST_F(CollectorTest, AListThatLacksAPartStopsIt) {
-  commit("step_1", 1);
-  const BuiltImage image("step_2", part_of(2));
-  push(image, slot(0, 2));
-  looked();
-  const auto whole = store_.copy();
-  for (const char* const tag : {"step_1", "step_2"}) {
-    auto without = whole;
-    std::erase_if(without, [&](const auto& one) { return one.first.starts_with(std::string(kParts) + tag); });
-    store_.restore(without);
-    const auto report = look();
-    ASSERT_FALSE(report);
-    EXPECT_ERRNO(EIO, report);
-    EXPECT_THAT(report.error().message(), HasSubstr(tag));
-  }
-}
-
-TEST_F(CollectorTest, AStoreThatWasRolledBackIsKnownByWhoRemembers) {
-  commit("step_1", 1);
-  commit("step_2", 2);
-  looked();
-  const auto older = store_.copy();
-  remove("step_1");
-  look_for_days(2);
-  store_.restore(older);
-  const auto before = store_.keys();
+  auto without = store_.copy();
+  without.erase(step_key({"step_1", 1}));
+  store_.restore(without);
   const auto report = look();
   ASSERT_FALSE(report);
   EXPECT_ERRNO(EIO, report);
-  EXPECT_THAT(report.error().message(), HasSubstr("gc --restored"));
-  EXPECT_EQ(store_.keys(), before);
-
-  collecting_.restored = true;
-  looked();
-  collecting_.restored = false;
-  std::optional<Look> elsewhere = Look();  // another machine, which remembers the time before
-  elsewhere->tags["step_1"] = {1, {1}};
-  ASSERT_OK(collect(store_, collecting_, elsewhere));
-  look_for_days(4);
-  expect_whole("step_1");
+  EXPECT_THAT(report.error().message(), HasSubstr(step_key({"step_1", 1})));
 }
 
-TEST_F(CollectorTest, WhoWasToldOfARestoredStoreKnowsOfASecondOne) {
-  commit("step_1", 1);
-  looked();
-  const auto older = store_.copy();
-  collecting_.restored = true;
-  looked();
-  collecting_.restored = false;
-  commit("step_2", 2);
-  looked();
-  store_.restore(older);  // from before somebody said so
-  const auto report = look();
-  ASSERT_FALSE(report);
-  EXPECT_ERRNO(EIO, report);
-  EXPECT_THAT(report.error().message(), HasSubstr("gc --restored"));
-  collecting_.restored = true;
-  looked();
-  collecting_.restored = false;
-  look_for_days(2);
-}
-
-TEST_F(CollectorTest, WhatIsMissingAndWhatIsForeignIsNamed) {
-  commit("step_1", 1);
-  commit("step_2", 2);
-  ASSERT_OK(store_.put("notes/mine.txt", io::content_of(std::string_view("hello")), io::PutMode::make, {}));
-  const std::string pack = store_.keys("packs/step_2/").front();
-  ASSERT_OK(store_.remove(pack, {}));
-  pass_days(2);
+// A step that somebody has damaged there does not push out those that are whole, and is not removed itself.
+TEST_F(CollectorTest, AStepThatLacksFilesCountsForNoRule) {
+  for (const unsigned seed : {1U, 2U, 3U, 4U}) commit(fmt::format("step_{}", seed), seed);
+  set("keep_last", "2");
+  const std::string lost = store_.keys("step_4.").front(), part = store_.keys(std::string(kParts) + "step_3/").front();
+  const auto whole = store_.copy();
+  ASSERT_OK(store_.remove(lost, {}));
+  ASSERT_OK(store_.remove(part, {}));
   const CollectorReport report = looked();
-  EXPECT_THAT(report.warnings, ElementsAre(HasSubstr(pack), HasSubstr("notes/mine.txt")));
+  EXPECT_THAT(report.removed, IsEmpty()) << "step_1 and step_2 are the newest that are whole";
+  ASSERT_THAT(report.warnings, SizeIs(2));
+  EXPECT_THAT(report.warnings[0], HasSubstr("step_3: its part is not there"));
+  EXPECT_THAT(report.warnings[1], HasSubstr("step_4: 4 of 5 files are there"));
+  EXPECT_THAT(report.warnings[1], HasSubstr("that step is damaged"));
+  look_for_days(3);
+  for (const char* const name : {"step_1", "step_2"}) expect_whole(name);
+  EXPECT_THAT(store_.keys(kGone), IsEmpty());
+  remove("step_3");
+  look_for_days(2);
+  EXPECT_THAT(store_.keys("step_3."), IsEmpty()) << "by hand it goes";
+  store_.restore(whole);
+  EXPECT_THAT(looked().removed, SizeIs(2));
+}
+
+// What it restores from is older: the tombstones are gone, so the steps stand again.
+TEST_F(CollectorTest, AStoreThatWasRestoredLosesNothingMore) {
+  commit("step_1", 1);
+  commit("step_2", 2);
+  const auto older = store_.copy();
+  remove("step_1");
+  look_for_days(3);
+  ASSERT_THAT(store_.keys("step_1."), IsEmpty());
+  store_.restore(older);
   look_for_days(4);
+  for (const char* const name : {"step_1", "step_2"}) expect_whole(name);
+}
+
+TEST_F(CollectorTest, WhatIsForeignIsNamedAndStays) {
+  commit("step_1", 1);
+  const std::string mine = "mine.0123456789abcdef/model.bin";
+  for (const std::string& key : {std::string("notes/mine.txt"), mine}) {
+    ASSERT_OK(store_.put(key, io::content_of(std::string_view("hello")), io::PutMode::make, {}));
+  }
+  pass_days(1);
+  EXPECT_THAT(looked().warnings, ElementsAre(HasSubstr("mine.0123456789abcdef/"), HasSubstr("notes/mine.txt")));
+  look_for_days(20);
   EXPECT_THAT(store_.keys("notes/"), SizeIs(1));
+  EXPECT_THAT(store_.keys(mine), SizeIs(1));
   expect_whole("step_1");
 }
 
-// It stops everything else, but it can be removed itself.
-TEST_F(CollectorTest, ADamagedPartStopsItUntilItsStepIsRemoved) {
+TEST_F(CollectorTest, ADamagedCommitStopsIt) {
   commit("step_1", 1);
   commit("step_2", 2);
   auto objects = store_.copy();
-  objects.at(store_.keys("parts/step_1/").front()).content.replace(3, 5, "XXXXX");
+  objects.at(step_key({"step_1", 1})).content.replace(3, 5, "XXXXX");
   store_.restore(objects);
   const auto report = look();
   ASSERT_FALSE(report);
   EXPECT_ERRNO(EBADMSG, report);
-  EXPECT_THAT(report.error().message(), HasSubstr("parts/step_1/"));
-  remove("step_1");
-  look_for_days(4);
-  EXPECT_THAT(store_.keys("parts/step_1/"), IsEmpty());
-  expect_whole("step_2");
+  EXPECT_THAT(report.error().message(), HasSubstr(step_key({"step_1", 1})));
+}
+
+TEST_F(CollectorTest, UploadsOfDeadProcessesEnd) {
+  const BuiltImage image("step_1", BuiltPart().file("large", bytes_for(3 * kChunkBytes, 1)));
+  store_.fate = [](const std::string& operation, auto&) {
+    return operation == "complete" ? io::testing::MemoryStore::Fate::refused : io::testing::MemoryStore::Fate::done;
+  };
+  ASSERT_OK(found_remote(store_, 1, "node0", {}));
+  {
+    PushJournal its_journal = journal();
+    EXPECT_FALSE(push_part(store_, slot(), image, its_journal, pushing_));
+  }
+  EXPECT_EQ(look_for_days(6).uploads, 0U);
+  EXPECT_EQ(store_.uploads(), 1U);
+  EXPECT_EQ(look_for_days(1).uploads, 1U);
+  EXPECT_EQ(store_.uploads(), 0U);
 }
 
 }  // namespace

@@ -32,9 +32,9 @@ class ListingStore : public io::testing::MemoryStore {
 class CommitTest : public ::testing::Test {
  protected:
   static Commit commit_of(const std::string& tag, uint64_t n, uint32_t slots = 1) {
-    Commit commit{{tag, n}, {}, {}, {}, "node0"};
+    Commit commit{{tag, n}, {}, {}, "node0"};
     for (uint32_t slot = 0; slot < slots; ++slot) {
-      commit.parts.push_back({{tag, slot, "0123456789abcdef"}, slot + 1, io::Digest{std::byte{7}}, 4711});
+      commit.parts.push_back({{tag, slot, "0123456789abcdef"}, slot + 1, io::Digest{std::byte{7}}, 4711, 3, 1 << 20});
     }
     return commit;
   }
@@ -59,12 +59,10 @@ class CommitTest : public ::testing::Test {
 
 TEST_F(CommitTest, TextsGoThereAndBack) {
   Commit commit = commit_of("global_step5", 3, 4);
-  commit.lenders = {{"global_step4", 2, "fedcba9876543210"}};
   commit.notes = {"config.json: slots 0 and 1 hold different files"};
   const Commit again = parse_commit(text_of(commit), "key").value();
   EXPECT_EQ(again.name, commit.name);
   EXPECT_EQ(again.parts, commit.parts);
-  EXPECT_EQ(again.lenders, commit.lenders);
   EXPECT_EQ(again.notes, commit.notes);
   EXPECT_EQ(again.host, "node0");
   const Vote vote{digest_of(commit.parts)};
@@ -79,7 +77,7 @@ TEST_F(CommitTest, AVoidMayNameAPartOfItsTag) {
   EXPECT_EQ(parse_void(text, "global_step5", "key").value().ended, part);
   EXPECT_ERRNO(
       EBADMSG,
-      parse_void(R"({"ckptfs":"void","version":1,"ended":"0","parts":")" + std::string(64, '0') + "\"}", "a", "key"));
+      parse_void(R"({"ckptfs":"void","version":2,"ended":"0","parts":")" + std::string(64, '0') + "\"}", "a", "key"));
 }
 
 TEST_F(CommitTest, AVoidIsShorterThanAnyCommit) {
@@ -112,8 +110,8 @@ TEST_F(CommitTest, OtherTextsAreRefused) {
     EXPECT_NE(at, std::string::npos) << from;
     return parse_commit(other.replace(at, from.size(), to), "steps/a/1");
   };
-  EXPECT_ERRNO(EPROTO, changed("\"version\":1", "\"version\":2"));
-  EXPECT_NE(changed("\"version\":1", "\"version\":2").error().message().find("steps/a/1: it is of version 2"),
+  EXPECT_ERRNO(EPROTO, changed("\"version\":2", "\"version\":3"));
+  EXPECT_NE(changed("\"version\":2", "\"version\":3").error().message().find("steps/a/1: it is of version 3"),
             std::string::npos);
   EXPECT_ERRNO(EBADMSG, changed("\"commit\"", "\"vote\""));
   EXPECT_ERRNO(EBADMSG, changed("\"parts\"", "\"parth\""));
@@ -136,9 +134,9 @@ TEST_F(CommitTest, StepsComeInTheOrderOfTheirCommits) {
   commit("step_9", 1, 20);  // in the same second
   commit("step_1", 1, 10);
   commit("step_1", 2, 30);
-  put("steps/somebody", "x", 0);
-  put("steps/step_1/0", "x", 0);
-  put("steps/step_1/1/more", "x", 0);
+  put(".ckptfs/steps/somebody", "x", 0);
+  put(".ckptfs/steps/step_1/0", "x", 0);
+  put(".ckptfs/steps/step_1/1/more", "x", 0);
   EXPECT_EQ(names(), (std::vector<std::string>{"step_1", "step_9", "step_10", "step_1~2"}));
   EXPECT_EQ(newest(list_steps(store_, {}).value())->name(), "step_1~2");
   bury("step_1", 2);
@@ -204,11 +202,11 @@ TEST_F(CommitTest, VoidsAndTombstonesDoNotMoveNames) {
 
 TEST_F(CommitTest, AListThatIsNotWholeIsAnError) {
   for (uint64_t n = 1; n <= 3; ++n) commit("a", n, 10);
-  store_.hidden = "steps/a/2";
+  store_.hidden = ".ckptfs/steps/a/2";
   EXPECT_ERRNO(EIO, list_steps(store_, {}));
   EXPECT_ERRNO(EIO, list_decisions(store_, "a", {}));
   EXPECT_ERRNO(EIO, find_step(store_, "a", {}));
-  store_.hidden = "steps/a/3";
+  store_.hidden = ".ckptfs/steps/a/3";
   EXPECT_OK(list_steps(store_, {}));
   bury("a", 3);
   EXPECT_ERRNO(EIO, list_steps(store_, {}));
@@ -226,7 +224,7 @@ TEST_F(CommitTest, ACommitIsFetchedByItsName) {
   commit("a", 1, 10);
   EXPECT_EQ(fetch_commit(store_, {"a", 1}, {}).value().parts.size(), 1U);
   EXPECT_ERRNO(ENOENT, fetch_commit(store_, {"a", 2}, {}));
-  put("steps/a/2", text_of(commit_of("a", 1)), 10);
+  put(".ckptfs/steps/a/2", text_of(commit_of("a", 1)), 10);
   EXPECT_ERRNO(EBADMSG, fetch_commit(store_, {"a", 2}, {}));
   decide_void("a", 3);
   EXPECT_ERRNO(EBADMSG, fetch_commit(store_, {"a", 3}, {}));

@@ -18,7 +18,9 @@ TEST(Layout, KeysComeBack) {
       const PushName push{tag, slot, kId};
       EXPECT_EQ(parse_push(push.text()), push);
       EXPECT_EQ(parse_part_key(part_key(push)), push);
-      EXPECT_TRUE(pack_key(push, 3).starts_with(kPacks + push.text() + "/"));
+      EXPECT_EQ(parse_push_key(push_key(push)), push);
+      EXPECT_EQ(parse_folder(file_key(push, 1, "sub/a")), push.folder());
+      EXPECT_EQ(parse_folder(file_key(push, UINT32_MAX, "sub/a")), push.folder());
     }
     for (const uint64_t n : {uint64_t{1}, uint64_t{12}, UINT64_MAX}) {
       const DecisionName decision{tag, n};
@@ -35,10 +37,11 @@ TEST(Layout, AKeyOfOneKindIsNoneOfAnother) {
   EXPECT_FALSE(parse_gone_key(step_key(decision)));
   EXPECT_FALSE(parse_step_key(gone_key(decision)));
   EXPECT_FALSE(parse_step_key(vote_key(decision, 1)));
-  EXPECT_FALSE(parse_part_key(pack_key({"step_5", 0, kId}, 0)));
+  EXPECT_FALSE(parse_part_key(push_key({"step_5", 0, kId})));
   EXPECT_FALSE(parse_vote_key(step_key(decision)));
-  EXPECT_FALSE(parse_pack_key(part_key({"step_5", 0, kId})));
-  EXPECT_FALSE(parse_look_key(rules_key(1)));
+  EXPECT_FALSE(parse_push_key(part_key({"step_5", 0, kId})));
+  EXPECT_FALSE(parse_folder(part_key({"step_5", 0, kId})));
+  EXPECT_FALSE(parse_folder(kFactsKey));
 }
 
 // Whoever may write to the remote may make any key.
@@ -81,7 +84,12 @@ TEST(Layout, HostileKeysAreNobodys) {
     EXPECT_FALSE(parse_part_key(kParts + text)) << text;
   }
   EXPECT_FALSE(parse_part_key(push));
-  EXPECT_FALSE(parse_part_key("Parts/" + push));
+  EXPECT_FALSE(parse_part_key(".ckptfs/Parts/" + push));
+  for (const std::string& key :
+       {"step_5." + kId, "." + kId + "/a", std::string("step_5/a"), std::string("step_5.0123456789ABCDEF/a"),
+        "step_5." + kId + "0/a", "step_5~2." + kId + "/a", "../step_5." + kId + "/a"}) {
+    EXPECT_FALSE(parse_folder(key)) << key;
+  }
   for (const char* const text :
        {"",           "/",         "step_5",    "step_5/",    "step_5/0",   "step_5/01",
         "step_5/+1",  "step_5/-1", "step_5/1 ", "step_5/ 1",  "step_5/1/",  "step_5/1/1",
@@ -91,8 +99,7 @@ TEST(Layout, HostileKeysAreNobodys) {
     EXPECT_FALSE(parse_gone_key(std::string(kGone) + text)) << text;
   }
   for (const char* const text : {"", "/", "00", "-1", "+1", "1/", "1/1", "4294967296", "x"}) {
-    EXPECT_FALSE(parse_vote_key("votes/step_5/1/" + std::string(text))) << text;
-    EXPECT_FALSE(parse_pack_key("packs/step_5/0." + kId + "/" + std::string(text))) << text;
+    EXPECT_FALSE(parse_vote_key(".ckptfs/votes/step_5/1/" + std::string(text))) << text;
   }
 }
 
@@ -109,6 +116,16 @@ TEST(Layout, TagsThatCannotBePushedAreRefusedInWords) {
     EXPECT_FALSE(checked.error().message().empty());
   }
   EXPECT_NE(check_tag("step_5~2").error().message().find("rename it"), std::string::npos);
+}
+
+TEST(Layout, WhatSaysThatAModelIsThereComesLast) {
+  for (const char* const last : {"config.json", "a/config.json", ".metadata", "optim/.metadata", "model.index.json"}) {
+    EXPECT_TRUE(comes_last(last)) << last;
+  }
+  for (const char* const other :
+       {"adapter_config.json", "metadata", "model.safetensors", "a.metadata", "config.json/a"}) {
+    EXPECT_FALSE(comes_last(other)) << other;
+  }
 }
 
 TEST(Layout, EachPushHasItsOwnName) {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
+#include <algorithm>
 
 #include "io/mutex.h"
 #include "meta/remote/election.h"
@@ -15,7 +15,9 @@
 namespace ckptfs::meta::remote::testing {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using Fate = io::testing::MemoryStore::Fate;
 using State = TagStatus::State;
 
@@ -23,10 +25,10 @@ class PushTest : public ::testing::Test {
  protected:
   PushTest() {
     settings_.folder = scratch_.path();
-    settings_.pack_bytes = 2 * kChunkBytes;
-    store_.fate = [this](const std::string& operation, const std::string& key) {  // packs are sent at the same time
+    settings_.piece_bytes = 2 * kChunkBytes;
+    store_.fate = [this](const std::string& operation, const std::string& key) {  // files are sent at the same time
       const io::MutexLock lock(mutex_);
-      if (operation == "put") puts_.push_back(key);
+      if (operation != "get" && operation != "list") done_.push_back(operation + " " + key);
       return fate_(operation, key);
     };
   }
@@ -36,7 +38,7 @@ class PushTest : public ::testing::Test {
   PushJournal journal() { return PushJournal::open(scratch_.path() + "/journal", "remote").value(); }
   Result<PushedPart> push(const StepImage& image, const Slot& as) {
     PushJournal its_journal = journal();
-    puts_.clear();
+    done_.clear();
     return push_part(store_, as, image, its_journal, settings_);
   }
   Result<TagStatus> commit(const StepImage& image, const PushedPart& part, const Slot& as) {
@@ -50,6 +52,16 @@ class PushTest : public ::testing::Test {
     ASSERT_OK(status);
     ASSERT_EQ(status.value().state, State::committed) << status.value().reason;
   }
+  // "put step_1.<id>/PATH" and the like, of the push that was made last.
+  std::vector<std::string> done_to(const PushName& push, const std::string& path) {
+    std::vector<std::string> found;
+    for (const std::string& one : done_) {
+      const size_t at = one.find(" " + push.folder() + path);
+      if (at != std::string::npos)
+        found.push_back(one.substr(0, at) + one.substr(at + 1 + push.folder().size() + path.size()));
+    }
+    return found;
+  }
   static BuiltPart five_chunks() {
     BuiltPart part;
     part.file("a.bin", bytes_for(3 * kChunkBytes + 5, 1)).file("b.bin", bytes_for(100, 2)).file("empty", "");
@@ -61,21 +73,49 @@ class PushTest : public ::testing::Test {
   io::testing::MemoryStore store_;
   io::Mutex mutex_;
   std::function<Fate(const std::string&, const std::string&)> fate_ = [](auto&, auto&) { return Fate::done; };
-  std::vector<std::string> puts_;
+  const std::function<Fate(const std::string&, const std::string&)> no_part_ = [](const std::string& operation,
+                                                                                  const std::string& key) {
+    return operation == "put" && key.starts_with(kParts) ? Fate::refused : Fate::done;
+  };
+  std::vector<std::string> done_;  // requests that change something, in their order
   PushSettings settings_;
 };
 
-TEST_F(PushTest, SendsPacksThenThePart) {
-  const BuiltImage image("step_1", five_chunks());
+TEST_F(PushTest, SendsFilesThenThePart) {
+  BuiltPart part = five_chunks();
+  part.file("config.json", "{}").file(".metadata", "x").file("z", "x");
+  const BuiltImage image("step_1", part);
   const auto pushed = push(image, slot());
   ASSERT_OK(pushed);
-  EXPECT_EQ(pushed.value().sent, 3 * kChunkBytes + 105);
-  EXPECT_EQ(puts_.size(), 3U);  // two chunks in each of the packs, and their rest
-  EXPECT_EQ(puts_.back(), part_key(pushed.value().name.push));
-  const auto part = fetch_part(store_, pushed.value().name.push, pushed.value().name.digest, scratch_.path(), {});
-  ASSERT_OK(part);
-  EXPECT_EQ(part.value().header().number, 1U);
-  EXPECT_EQ(part.value().entries().size(), 5U);
+  EXPECT_EQ(pushed.value().sent, 3 * kChunkBytes + 109);
+  const PushName& name = pushed.value().name.push;
+  EXPECT_EQ(done_.front(), "put " + push_key(name)) << "first it says that it has begun";
+  EXPECT_THAT(done_to(name, "a.bin"), ::testing::UnorderedElementsAre("piece#1", "piece#2", "complete"));
+  EXPECT_THAT(done_to(name, "b.bin"), ElementsAre("put"));
+  const auto at = [&](const std::string& path) {
+    return std::ranges::find(done_, "put " + name.folder() + path) - done_.begin();
+  };
+  for (const char* const last : {"config.json", ".metadata"}) {
+    for (const char* const other : {"b.bin", "empty", "z"}) EXPECT_LT(at(other), at(last)) << other << " " << last;
+  }
+  EXPECT_EQ(done_.back(), "put " + part_key(name));
+  const auto fetched = fetch_part(store_, name, pushed.value().name.digest, scratch_.path(), {});
+  ASSERT_OK(fetched);
+  EXPECT_EQ(fetched.value().header().number, 1U);
+  EXPECT_EQ(fetched.value().entries().size(), 8U);
+  EXPECT_EQ(fetched.value().name(), pushed.value().name);
+  for (const auto& [path, entry] : part.entries) {
+    if (entry.first.kind != Entry::Kind::file) continue;
+    EXPECT_EQ(io::get_text(store_, name.folder() + path, 16 << 20, {}).value(), entry.second) << "as it is: " << path;
+  }
+}
+
+TEST_F(PushTest, OfSeveralSlotsEachHasItsPlace) {
+  const BuiltImage image("step_1", BuiltPart().file("a", "x"));
+  const auto pushed = push(image, slot(3, 5));
+  ASSERT_OK(pushed);
+  EXPECT_THAT(store_.keys(pushed.value().name.push.folder()),
+              ElementsAre(pushed.value().name.push.folder() + "slot-3/a"));
 }
 
 TEST_F(PushTest, SendsNothingTwice) {
@@ -86,13 +126,13 @@ TEST_F(PushTest, SendsNothingTwice) {
   ASSERT_OK(second);
   EXPECT_TRUE(second.value().found);
   EXPECT_EQ(second.value().name, first.value().name);
-  EXPECT_TRUE(puts_.empty());
+  EXPECT_TRUE(done_.empty());
   const auto elsewhere = push(image, slot(0, 1, "node1"));
   ASSERT_OK(elsewhere);
   EXPECT_EQ(elsewhere.value().name.number, 2U);
 }
 
-TEST_F(PushTest, BorrowsFromTheNewestCommit) {
+TEST_F(PushTest, TheStoreCopiesWhatTheNewestCommitHas) {
   push_and_commit(BuiltImage("step_1", five_chunks()));
   BuiltPart changed = five_chunks();
   changed.file("b.bin", bytes_for(100, 3));
@@ -100,56 +140,131 @@ TEST_F(PushTest, BorrowsFromTheNewestCommit) {
   const auto pushed = push(image, slot());
   ASSERT_OK(pushed);
   EXPECT_EQ(pushed.value().sent, 100U);
-  EXPECT_EQ(pushed.value().borrowed, 3 * kChunkBytes + 5);
-  EXPECT_EQ(pushed.value().lenders.commits, (std::vector<DecisionName>{{"step_1", 1}}));
-  const std::string gone = "{}";
-  ASSERT_OK(store_.put(gone_key({"step_1", 1}), io::content_of(gone), io::PutMode::make, {}));
-  EXPECT_EQ(commit(image, pushed.value(), slot()).value().state, State::push_again);
-  const auto anew = push(image, slot());
-  ASSERT_OK(anew);
-  EXPECT_EQ(anew.value().borrowed, 0U);
-  EXPECT_EQ(commit(image, anew.value(), slot()).value().state, State::committed);
+  EXPECT_EQ(pushed.value().copied, 3 * kChunkBytes + 5);
+  EXPECT_THAT(done_to(pushed.value().name.push, "a.bin"), ElementsAre("copy"));
+  EXPECT_THAT(done_to(pushed.value().name.push, "b.bin"), ElementsAre("put"));
+  for (const std::string& key : store_.keys("step_1.")) ASSERT_OK(store_.remove(key, {}));
+  EXPECT_EQ(commit(image, pushed.value(), slot()).value().state, State::committed) << "it needs nothing of step_1";
+  EXPECT_EQ(io::get_text(store_, pushed.value().name.push.folder() + "a.bin", 16 << 20, {}).value(),
+            changed.entries.at("a.bin").second);
+}
+
+TEST_F(PushTest, WhatCannotBeCopiedIsSent) {
+  push_and_commit(BuiltImage("step_1", five_chunks()));
+  const BuiltImage image("step_2", five_chunks());
+  fate_ = [](const std::string& operation, auto&) { return operation == "copy" ? Fate::refused : Fate::done; };
+  EXPECT_ERRNO(EAGAIN, push(image, slot())) << "that can pass";
+  for (const Fate fate : {Fate::missing, Fate::forbidden}) {
+    fate_ = [fate](const std::string& operation, auto&) { return operation == "copy" ? fate : Fate::done; };
+    const BuiltImage other("step_" + std::to_string(static_cast<int>(fate)), five_chunks());
+    const auto pushed = push(other, slot());
+    ASSERT_OK(pushed);
+    EXPECT_EQ(pushed.value().sent, 3 * kChunkBytes + 105);
+    EXPECT_EQ(pushed.value().copied, 0U);
+  }
 }
 
 TEST_F(PushTest, GoesOnFromItsJournal) {
   const BuiltImage image("step_1", five_chunks());
-  fate_ = [](const std::string&, const std::string& key) { return key.ends_with("/1") ? Fate::refused : Fate::done; };
-  settings_.parallel = 1;
+  settings_.parallel = settings_.parallel_small = 1;
+  fate_ = [](auto&, const std::string& key) { return key.ends_with("#2") ? Fate::refused : Fate::done; };
   EXPECT_ERRNO(EAGAIN, push(image, slot()));
+  const PushName first = *journal().push();
+  fate_ = [](auto&, const std::string& key) { return key.ends_with("/empty") ? Fate::refused : Fate::done; };
+  EXPECT_ERRNO(EAGAIN, push(image, slot()));
+  EXPECT_THAT(done_to(first, "a.bin"), ElementsAre("piece#2", "complete")) << "the first piece was there";
   fate_ = [](auto&, auto&) { return Fate::done; };
   const auto pushed = push(image, slot());
   ASSERT_OK(pushed);
-  EXPECT_EQ(pushed.value().borrowed, 2 * kChunkBytes);
-  EXPECT_EQ(pushed.value().sent, kChunkBytes + 105);
-  EXPECT_EQ(pushed.value().lenders.unfinished.size(), 1U);
+  EXPECT_EQ(pushed.value().name.push, first);
+  EXPECT_THAT(done_to(first, "a.bin"), IsEmpty());
+  EXPECT_EQ(pushed.value().copied + pushed.value().sent, 3 * kChunkBytes + 105);
+  EXPECT_EQ(commit(image, pushed.value(), slot()).value().state, State::committed);
+  EXPECT_FALSE(journal().push());
+}
+
+// A store may be restored from a copy.
+TEST_F(PushTest, WhatIsNoLongerThereIsSentAgain) {
+  const BuiltImage image("step_1", five_chunks());
+  settings_.parallel = settings_.parallel_small = 1;
+  fate_ = no_part_;
+  EXPECT_ERRNO(EAGAIN, push(image, slot()));
+  const PushName name = *journal().push();
+  ASSERT_OK(store_.remove(name.folder() + "a.bin", {}));
+  ASSERT_OK(store_.put(name.folder() + "b.bin", io::content_of("x"), io::PutMode::replace, {}));
+  fate_ = [](auto&, auto&) { return Fate::done; };
+  EXPECT_ERRNO(EAGAIN, push(image, slot())) << "its upload is gone as well; the next call begins another one";
+  const auto pushed = push(image, slot());
+  ASSERT_OK(pushed);
+  EXPECT_EQ(pushed.value().sent, 3 * kChunkBytes + 105);
+  EXPECT_EQ(pushed.value().copied, 0U);
+  EXPECT_EQ(io::get_text(store_, name.folder() + "b.bin", 1000, {}).value(), bytes_for(100, 2));
+}
+
+// What is sent under a push's name never changes. Of a step that changed, the store copies what did not.
+TEST_F(PushTest, AStepThatChangedIsAnotherPush) {
+  const BuiltImage image("step_1", five_chunks());
+  fate_ = no_part_;
+  EXPECT_ERRNO(EAGAIN, push(image, slot()));
+  const PushName first = *journal().push();
+  fate_ = [](auto&, auto&) { return Fate::done; };
+  BuiltPart changed = five_chunks();
+  changed.file("b.bin", bytes_for(100, 4)).file("eval_results.json", "{}");
+  const auto pushed = push(BuiltImage("step_1", changed), slot());
+  ASSERT_OK(pushed);
+  EXPECT_NE(pushed.value().name.push, first);
+  EXPECT_EQ(pushed.value().sent, 102U);
+  EXPECT_EQ(pushed.value().copied, 3 * kChunkBytes + 5);
+  EXPECT_EQ(io::get_text(store_, first.folder() + "b.bin", 1000, {}).value(), bytes_for(100, 2));
+}
+
+TEST_F(PushTest, AnEndedPushDoesNotGoOn) {
+  const BuiltImage image("step_1", five_chunks());
+  fate_ = [](auto&, const std::string& key) { return key.ends_with("/empty") ? Fate::refused : Fate::done; };
+  settings_.parallel = settings_.parallel_small = 1;
+  EXPECT_ERRNO(EAGAIN, push(image, slot()));
+  fate_ = [](auto&, auto&) { return Fate::done; };
+  const PushName ended = *journal().push();
+  const std::string mark = "ended";
+  ASSERT_OK(store_.put(part_key(ended), io::content_of(mark), io::PutMode::make, {}));
+  const auto pushed = push(image, slot());
+  ASSERT_OK(pushed);
+  EXPECT_NE(pushed.value().name.push, ended);
   EXPECT_EQ(commit(image, pushed.value(), slot()).value().state, State::committed);
 }
 
-TEST_F(PushTest, AnEndedPushLendsNothing) {
+// That of a mount which was off for a week.
+TEST_F(PushTest, AnEndedUploadIsBegunAnew) {
   const BuiltImage image("step_1", five_chunks());
-  fate_ = [](const std::string&, const std::string& key) { return key.ends_with("/1") ? Fate::refused : Fate::done; };
-  settings_.parallel = 1;
+  settings_.parallel = settings_.parallel_small = 1;
+  fate_ = [](auto&, const std::string& key) { return key.ends_with("#2") ? Fate::refused : Fate::done; };
   EXPECT_ERRNO(EAGAIN, push(image, slot()));
   fate_ = [](auto&, auto&) { return Fate::done; };
-  const auto ended = journal().pushes();
-  ASSERT_EQ(ended.size(), 1U);
-  const std::string mark = "ended";
-  ASSERT_OK(store_.put(part_key(ended.front()), io::content_of(mark), io::PutMode::make, {}));
+  EXPECT_EQ(store_.end_uploads(std::chrono::seconds(0), {}).value(), 1U);
+  EXPECT_ERRNO(EAGAIN, push(image, slot()));
   const auto pushed = push(image, slot());
   ASSERT_OK(pushed);
-  EXPECT_EQ(pushed.value().borrowed, 0U);
+  EXPECT_EQ(pushed.value().sent, 3 * kChunkBytes + 105);
+  EXPECT_EQ(store_.uploads(), 0U);
 }
 
 TEST_F(PushTest, ALostReplyIsNoError) {
-  const BuiltImage image("step_1", five_chunks());
-  settings_.name = [](const std::string& tag, uint32_t number) { return PushName{tag, number, "0123456789abcdef"}; };
-  fate_ = [](const std::string& operation, const std::string& key) {
-    return operation == "put" && key.ends_with("/0") ? Fate::reply_lost : Fate::done;
-  };
-  EXPECT_ERRNO(ECONNRESET, push(image, slot()));
-  fate_ = [](auto&, auto&) { return Fate::done; };
-  std::filesystem::remove(scratch_.path() + "/journal");
-  EXPECT_OK(push(image, slot()));
+  unsigned seed = 0;
+  for (const std::string lost : {"/b.bin", "#1", "/a.bin", "part"}) {
+    BuiltPart part;  // that no commit before has
+    part.file("a.bin", bytes_for(3 * kChunkBytes, ++seed)).file("b.bin", bytes_for(100, seed));
+    const BuiltImage image("step " + lost.substr(1), part);
+    fate_ = [&lost](const std::string& operation, const std::string& key) {
+      const bool is_part = lost == "part" && operation == "put" && key.starts_with(kParts);
+      return is_part || key.ends_with(lost) ? Fate::reply_lost : Fate::done;
+    };
+    EXPECT_ERRNO(ECONNRESET, push(image, slot())) << lost;
+    fate_ = [](auto&, auto&) { return Fate::done; };
+    const auto pushed = push(image, slot());
+    ASSERT_OK(pushed);
+    EXPECT_EQ(pushed.value().found, lost == "part");
+    EXPECT_EQ(commit(image, pushed.value(), slot()).value().state, State::committed) << lost;
+  }
 }
 
 TEST_F(PushTest, ChangedAndRottenFilesAreNotPushed) {
@@ -168,7 +283,7 @@ TEST_F(PushTest, TwoMountsOfOneSlotAreRefused) {
   const BuiltImage image("step_1", five_chunks());
   for (const char* const host : {"node0", "node1"}) {
     const PushName name{"step_1", 0, std::string(16, host[4])};
-    PartHeader header = header_for(name, five_chunks());
+    PartHeader header = header_for(name, five_chunks(), 1);
     header.host = host;
     header.mount = host;
     auto writer = PartWriter::make(scratch_.path()).value();
@@ -249,7 +364,7 @@ TEST_F(ElectionTest, APartIsInOneCommitAtMost) {
   EXPECT_EQ(commit(one, part0, of(0)).value().state, State::push_again);
   const auto anew = push(one, of(0)).value();
   EXPECT_FALSE(anew.found);
-  EXPECT_EQ(anew.borrowed, 0U);  // it would be from what is gone
+  EXPECT_EQ(anew.copied, 0U);  // it would be from what is gone
   EXPECT_EQ(commit(changed, part2, of(1)).value().state, State::waits);
   const auto status = commit(one, anew, of(0)).value();
   EXPECT_EQ(status.state, State::committed);

@@ -68,12 +68,23 @@ TEST(RemoteFacts, AreFoundAmongOtherObjects) {
 }
 
 TEST(RemoteFacts, OfAnotherVersionOrNoneAreRefused) {
-  for (const char* text : {R"({"ckptfs":"remote","version":2,"slots":1})", "hello", R"({"ckptfs":"vote","version":1})",
-                           R"({"ckptfs":"remote","version":1,"id":"x","slots":0,"host":"h","made":"m"})"}) {
+  for (const char* text : {R"({"ckptfs":"remote","version":3,"slots":1})", "hello", R"({"ckptfs":"vote","version":2})",
+                           R"({"ckptfs":"remote","version":2,"id":"x","slots":0,"host":"h","made":"m"})"}) {
     io::testing::MemoryStore store;
     ASSERT_OK(store.put(kFactsKey, io::content_of(std::string_view(text)), io::PutMode::make, {}));
     EXPECT_ERRNO(EPROTO, read_facts(store, {}));
     EXPECT_ERRNO(EPROTO, found_remote(store, 1, "node0", {}));
+  }
+}
+
+TEST(RemoteFacts, TheFirstFormatIsRefusedByName) {
+  io::testing::MemoryStore store;
+  ASSERT_OK(store.put("parts/of/mine", io::content_of("x"), io::PutMode::make, {}));
+  EXPECT_ERRNO(ENOENT, read_facts(store, {}));
+  ASSERT_OK(store.put("parts/step_1/0.0123456789abcdef", io::content_of("x"), io::PutMode::make, {}));
+  for (const auto& refused : {read_facts(store, {}), found_remote(store, 1, "node0", {})}) {
+    EXPECT_ERRNO(EPROTO, refused);
+    EXPECT_NE(refused.error().message().find("of version 1 of the format"), std::string::npos);
   }
 }
 

@@ -90,7 +90,7 @@ TEST_F(RemoteFetchTest, TellsTheContentOfWhatIsThere) {
       entry.mode = report.own_folder.mode;
     }
     std::vector<io::Digest> digests;
-    const auto chunks = step.part(0).chunks(known.first_chunk, known.chunks()).value();
+    const auto chunks = step.part(0).chunks(known, 0, known.chunks()).value();
     for (const Chunk& chunk : chunks) digests.push_back(chunk.digest);
     content.add(entry, digests);
   }
@@ -193,7 +193,7 @@ TEST_F(RemoteFetchTest, OneSlotAlone) {
 
 TEST_F(RemoteFetchTest, DamageIsNamedAndWhatCameStays) {
   const RemoteStep step = open();
-  const std::string key = pack_key(step.commit().parts[0].push, 2);
+  const std::string key = file_key(step.commit().parts[0].push, 1, "sub/b");
   ASSERT_OK(store_.put(key, io::content_of(std::string_view("damaged")), io::PutMode::replace, {}));
   const auto wrong = fetch(step);
   EXPECT_ERRNO(EBADMSG, wrong);

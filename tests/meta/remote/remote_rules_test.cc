@@ -52,7 +52,7 @@ TEST(RemoteRulesTest, AGapIsAListThatIsNotWhole) {
   for (const char* const value : {"1", "2", "3"}) {
     ASSERT_OK(change_rules(store, "a", [&](RemoteRules& rules) { return set_rule(rules, "keep_last", value); }, {}));
   }
-  ASSERT_OK(store.remove("rules/2", {}));
+  ASSERT_OK(store.remove(rules_key(2), {}));
   EXPECT_ERRNO(EIO, read_rules(store, {}));
 }
 

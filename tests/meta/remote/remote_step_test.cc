@@ -81,8 +81,8 @@ class RemoteStepTest : public ::testing::Test {
     const auto all = std::filesystem::directory_iterator(out());
     return static_cast<size_t>(std::distance(begin(all), end(all)));
   }
-  std::string pack_of(const RemoteStep& step, uint32_t slot, uint32_t pack) const {
-    return pack_key(step.commit().parts[slot].push, pack);
+  static std::string key_of(const RemoteStep& step, uint32_t slot, const std::string& path) {
+    return file_key(step.commit().parts[slot].push, step.slots(), path);
   }
 
   const ScratchFolder folder_;
@@ -112,13 +112,7 @@ TEST_F(RemoteStepTest, ReadsAnyRange) {
 
 TEST_F(RemoteStepTest, AsksForRangesAndForNoMoreThan16MiB) {
   const std::string text(40 * kChunkBytes, 'x');
-  const PushName push = new_push("global_step5", 0);
-  const Part part = testing::build_part(push, BuiltPart().file("a", text), folder_.path(), &store_, 64).value();
-  const Commit commit{{"global_step5", 1}, {{push, 1, part.digest(), part.size()}}, {}, {}, "node0"};
-  ASSERT_OK(
-      store_.put("steps/global_step5/1", io::content_of(std::string_view(text_of(commit))), io::PutMode::make, {}));
-  const RemoteStep step =
-      RemoteStep::open(store_, find_step(store_, "global_step5", {}).value(), folder_.path(), {}).value();
+  const RemoteStep step = open({BuiltPart().file("a", text)}).value();
   const uint64_t before = store_.counts().gets;
   store_.longest = 0;
   EXPECT_EQ(read(step, "a", 0, text.size()).value(), text);
@@ -128,8 +122,8 @@ TEST_F(RemoteStepTest, AsksForRangesAndForNoMoreThan16MiB) {
 
 TEST_F(RemoteStepTest, AWrongChunkIsAskedForOnceMore) {
   const RemoteStep step = open({BuiltPart().file("d/b", large_)}).value();
-  store_.lies_in = pack_of(step, 0, 1);
-  store_.at = kChunkBytes + 5;  // chunk 4
+  store_.lies_in = key_of(step, 0, "d/b");
+  store_.at = 4 * kChunkBytes + 5;
   store_.wrong = 1;
   EXPECT_EQ(read(step, "d/b", 0, large_.size()).value(), large_);
   EXPECT_EQ(store_.wrong, 0);
@@ -137,21 +131,21 @@ TEST_F(RemoteStepTest, AWrongChunkIsAskedForOnceMore) {
   const auto wrong = read(step, "d/b", 0, large_.size());
   EXPECT_ERRNO(EBADMSG, wrong);
   EXPECT_EQ(store_.wrong, 998);
-  EXPECT_EQ(wrong.error().message(), "d/b: chunk 4: memory:/" + pack_of(step, 0, 1) +
-                                         " holds something else than was pushed (at byte 1048576, asked twice)");
+  EXPECT_EQ(wrong.error().message(), "d/b: chunk 4: memory:/" + key_of(step, 0, "d/b") +
+                                         " holds something else than was pushed (at byte 4194304, asked twice)");
   EXPECT_EQ(read(step, "d/b", 0, 4 * kChunkBytes).value(), large_.substr(0, 4 * kChunkBytes));
 }
 
-TEST_F(RemoteStepTest, APackThatIsTooShortIsNamed) {
+TEST_F(RemoteStepTest, AnObjectThatIsTooShortIsNamed) {
   const RemoteStep step = open({BuiltPart().file("b", large_)}).value();
-  ASSERT_OK(store_.put(pack_of(step, 0, 0), io::content_of(std::string_view(large_).substr(0, 2'500'000)),
+  ASSERT_OK(store_.put(key_of(step, 0, "b"), io::content_of(std::string_view(large_).substr(0, 2'500'000)),
                        io::PutMode::replace, {}));
   EXPECT_OK(read(step, "b", 0, 2 * kChunkBytes));
   const auto wrong = read(step, "b", 0, large_.size());
   EXPECT_ERRNO(EBADMSG, wrong);
   EXPECT_NE(wrong.error().message().find("b: chunk 2: "), std::string::npos);
   EXPECT_NE(wrong.error().message().find("ends before it"), std::string::npos);
-  ASSERT_OK(store_.remove(pack_of(step, 0, 0), {}));
+  ASSERT_OK(store_.remove(key_of(step, 0, "b"), {}));
   EXPECT_ERRNO(ENOENT, read(step, "b", 0, 1));
 }
 
@@ -162,7 +156,8 @@ TEST_F(RemoteStepTest, OpensWhatTheCommitNames) {
   EXPECT_EQ(opened.step().name(), "a");
   const std::string key = part_key(opened.commit().parts[1].push);
   const Part other =
-      testing::build_part(opened.commit().parts[1].push, BuiltPart().file("a", "x"), folder_.path()).value();
+      testing::build_part(opened.commit().parts[1].push, BuiltPart().file("a", "x"), folder_.path(), nullptr, 2)
+          .value();
   ASSERT_OK(store_.put(key, other.content(), io::PutMode::replace, {}));
   const auto wrong = RemoteStep::open(store_, step, folder_.path(), {});
   EXPECT_ERRNO(EBADMSG, wrong);
@@ -263,7 +258,7 @@ TEST_F(RemoteStepTest, ExportReplacesNothing) {
 
 TEST_F(RemoteStepTest, AnExportThatFailsLeavesNothing) {
   const RemoteStep step = open({BuiltPart().file("a", "x").file("b/c", large_)}).value();
-  store_.lies_in = pack_of(step, 0, 2);
+  store_.lies_in = key_of(step, 0, "b/c");
   store_.wrong = 1000;
   EXPECT_ERRNO(EBADMSG, export_step(step, std::nullopt, out("step"), {}));
   EXPECT_EQ(left_behind(), 0U);
@@ -299,22 +294,27 @@ TEST_F(RemoteStepTest, VerifiesAll) {
   EXPECT_EQ(verify_step(step, 0, {}).value().chunks > 0, true);
   EXPECT_LT(verify_step(step, 0.01, {}).value().chunks, 17U);
 
-  store_.lies_in = pack_of(step, 1, 1);
-  store_.at = 3;
+  store_.lies_in = key_of(step, 1, "c");
+  store_.at = 3 * kChunkBytes + 3;
   store_.wrong = 1000;
   const VerifyReport bad = verify_step(step, 1, {}).value();
   EXPECT_EQ(bad.chunks, 17U);
   ASSERT_EQ(bad.wrong.size(), 1U);
-  EXPECT_NE(bad.wrong[0].find("c: chunk 3: memory:/" + pack_of(step, 1, 1)), std::string::npos) << bad.wrong[0];
+  EXPECT_NE(bad.wrong[0].find("c: chunk 3: memory:/" + key_of(step, 1, "c")), std::string::npos) << bad.wrong[0];
 }
 
-TEST_F(RemoteStepTest, VerifyingNamesPacksThatAreMissing) {
-  const RemoteStep step = open({BuiltPart().file("a", large_)}).value();
-  ASSERT_OK(store_.remove(pack_of(step, 0, 1), {}));
+TEST_F(RemoteStepTest, VerifyingNamesObjectsThatAreMissingOrOfAnotherLength) {
+  const RemoteStep step = open({BuiltPart().file("a", large_).file("b", large_).file("c", "")}).value();
+  ASSERT_OK(store_.remove(key_of(step, 0, "a"), {}));
+  ASSERT_OK(store_.remove(key_of(step, 0, "c"), {}));
+  const std::string longer = large_ + "x";
+  ASSERT_OK(store_.put(key_of(step, 0, "b"), io::content_of(std::string_view(longer)), io::PutMode::replace, {}));
   const VerifyReport report = verify_step(step, 1, {}).value();
-  EXPECT_EQ(report.chunks, 5U);
-  ASSERT_EQ(report.wrong.size(), 1U);
-  EXPECT_EQ(report.wrong[0], "memory:/" + pack_of(step, 0, 1) + ": the pack is not there");
+  EXPECT_EQ(report.chunks, 8U);
+  ASSERT_EQ(report.wrong.size(), 3U);
+  EXPECT_EQ(report.wrong[0], "memory:/" + key_of(step, 0, "b") + ": it has 7341267 bytes, and should have 7341266");
+  EXPECT_EQ(report.wrong[1], "memory:/" + key_of(step, 0, "a") + ": it is not there");
+  EXPECT_EQ(report.wrong[2], "memory:/" + key_of(step, 0, "c") + ": it is not there");
   store_.fate = [](const std::string& operation, const std::string&) {
     return operation == "get" ? MemoryStore::Fate::forbidden : MemoryStore::Fate::done;
   };

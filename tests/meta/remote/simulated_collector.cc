@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
 #include <utility>
 #include <vector>
 
@@ -32,33 +31,26 @@ void SimulatedCollector::live() {
   }
 }
 
-// Whoever operates a store that was restored says so to a collector that stopped, a while later.
 void SimulatedCollector::look() {
   began = world_.now();
   met_hazard = met_short_list = false;
-  settings_.restored = stopped_ && world_.was_restored() && (world_.is_calm() || world_.roll(3) == 0);
-  if (settings_.restored) world_.checks().note_told();
-  const auto seen = memory_;
-  const uint64_t seen_at = seen_at_;
-  const auto report = collect(store_, settings_, memory_);
-  if (memory_ && (!seen || memory_->n != seen->n || report)) seen_at_ = began;
+  const auto report = collect(store_, settings_);
   if (must_end()) return;
   world_.note(this, [&] {
     return report ? fmt::format("has looked: {} removed, {} ended, {} deleted, {} later", report.value().removed.size(),
                                 report.value().ended.size(), report.value().deleted.objects,
-                                report.value().garbage.objects)
+                                report.value().waiting.objects)
                   : "has not looked: " + report.error().message();
   });
   if (report) {
     ++world_.result().looks;
-    if (seen && memory_) world_.checks().check_look(*seen, seen_at, *memory_);
-    if (!report.value().warnings.empty() && world_.is_calm() && !met_short_list)
+    if (!report.value().warnings.empty() && world_.is_calm() && !met_short_list) {
       world_.fail(report.value().warnings.front());
-  } else if (world_.is_last() && failed_ && (settings_.restored || !world_.was_restored())) {
+    }
+  } else if (world_.is_last() && failed_) {
     world_.fail("the collector fails twice in a row: " + report.error().message());
   }
   failed_ = !report && world_.is_last();  // one failure may be what another collector has deleted meanwhile
-  stopped_ = !report && report.error().errno_value() == EIO;
 }
 
 void Operator::live() {

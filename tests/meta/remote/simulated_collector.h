@@ -2,12 +2,10 @@
 // steps by hand.
 #pragma once
 
-#include <optional>
 #include <string>
 
 #include "io/result.h"
 #include "meta/remote/collector.h"
-#include "meta/remote/look.h"
 #include "tests/meta/remote/simulated_store.h"
 #include "tests/meta/remote/simulation_world.h"
 
@@ -23,10 +21,7 @@ class SimulatedCollector : public Actor {
 
   SimulatedStore store_;
   CollectorSettings settings_;
-  std::optional<Look> memory_;  // of the machine: it outlives the process
-  uint64_t seen_at_ = 0;        // when the look began that it remembers
-  bool stopped_ = false;        // the last look ended with EIO
-  bool failed_ = false;         // the last look of the last phase failed
+  bool failed_ = false;  // the last look of the last phase failed
 };
 
 class Operator : public Actor {

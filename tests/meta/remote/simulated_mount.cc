@@ -54,12 +54,10 @@ class SimulatedImage : public StepImage {
 SimulatedMount::SimulatedMount(World& world, std::string name, const Slot& slot)
     : Actor(world, std::move(name)), slot_(slot), store_(world, *this) {
   settings_.folder = world.folder();
-  settings_.parallel = 1;
-  settings_.pack_bytes = 40;
+  settings_.parallel = settings_.parallel_small = 1;
+  settings_.piece_bytes = 40;
   settings_.name = [this](const std::string& tag, uint32_t of_slot) {
-    const PushName push{tag, of_slot, world_.roll_id()};
-    if (!met_short_list) world_.checks().note_push(push, began);
-    return push;
+    return PushName{tag, of_slot, world_.roll_id()};
   };
 }
 

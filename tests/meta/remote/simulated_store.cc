@@ -30,7 +30,7 @@ Result<> SimulatedStore::begin(const char* what, const std::string& key) {
 }
 
 Result<SimulatedStore::Reply> SimulatedStore::reply(const std::string& key) {
-  const bool dies_often = world_.is_patient() && key.starts_with(kPacks);
+  const bool dies_often = world_.is_patient() && parse_folder(key).has_value();
   if (world_.happens(Hazard::kill, dies_often ? 10 : 100)) actor_.killed = true;
   if (actor_.killed) return Error(ECANCELED);
   if (!world_.happens(Hazard::lose_reply, 30)) return Reply::comes;
@@ -48,15 +48,84 @@ Result<> SimulatedStore::put(const std::string& key, const io::ObjectContent& co
     TRY(begin("put", key));
     std::string text(content.size, '\0');
     TRY(content.read(0, std::as_writable_bytes(std::span(text))));
-    if (actor_.killed) {
-      const bool late = !actor_.is_cut_off && world_.happens(Hazard::late_request, 2);
-      if (late) world_.arrive_later(key, std::move(text));
-      return Error(ECANCELED);
-    }
-    auto done = world_.put(&actor_, key, std::move(text), mode);
+    const auto done = make(key, std::move(text), mode);
+    if (actor_.killed) return Error(ECANCELED);
     TRY_ASSIGN(const Reply comes, reply(key));
     if (comes == Reply::comes) return done;
   }
+}
+
+Result<> SimulatedStore::make(const std::string& key, std::string text, io::PutMode mode) {
+  if (!actor_.killed) return world_.put(&actor_, key, std::move(text), mode);
+  const bool late = !actor_.is_cut_off && world_.happens(Hazard::late_request, 2);
+  if (late) world_.arrive_later(key, std::move(text), mode);
+  return Error(ECANCELED);
+}
+
+Result<> SimulatedStore::copy(const std::string& from, const std::string& to, uint64_t size,
+                              const io::RequestLimits& /*limits*/) {
+  for (;;) {
+    TRY(begin("copy", from + " to " + to));
+    const StoredObject* const found = world_.find(from);
+    if (found == nullptr || found->text.size() != size) return Error(ENOENT, from + ": there is none");
+    const auto done = make(to, found->text, io::PutMode::replace);
+    if (actor_.killed) return Error(ECANCELED);
+    TRY_ASSIGN(const Reply comes, reply(to));
+    if (comes == Reply::comes) return done;
+  }
+}
+
+Result<io::Upload> SimulatedStore::begin_upload(const std::string& key, const io::RequestLimits& /*limits*/) {
+  TRY(begin("begin", key));
+  if (actor_.killed) return Error(ECANCELED);
+  const std::string id = world_.roll_id();
+  world_.uploads()[id] = {"", world_.now()};
+  return io::Upload{key, id};
+}
+
+Result<std::string> SimulatedStore::put_piece(const io::Upload& upload, uint32_t /*number*/, uint64_t offset,
+                                              const io::ObjectContent& content, const io::RequestLimits& /*limits*/) {
+  for (;;) {
+    TRY(begin("piece", upload.key));
+    std::string text(content.size, '\0');
+    TRY(content.read(0, std::as_writable_bytes(std::span(text))));
+    if (actor_.killed) return Error(ECANCELED);
+    const auto found = world_.uploads().find(upload.id);
+    if (found == world_.uploads().end()) return Error(ENOENT, upload.key + ": there is no such upload");
+    std::string& whole = found->second.text;
+    whole.resize(std::max<size_t>(whole.size(), offset + text.size()));
+    whole.replace(offset, text.size(), text);
+    found->second.changed = world_.now();
+    TRY_ASSIGN(const Reply comes, reply(upload.key));
+    if (comes == Reply::comes) return std::string();
+  }
+}
+
+Result<> SimulatedStore::complete_upload(const io::Upload& upload, uint64_t size,
+                                         const std::vector<std::string>& /*pieces*/,
+                                         const io::RequestLimits& /*limits*/) {
+  for (;;) {
+    TRY(begin("complete", upload.key));
+    const auto found = world_.uploads().find(upload.id);
+    const StoredObject* const there = world_.find(upload.key);
+    if (found == world_.uploads().end()) {
+      if (there == nullptr || there->text.size() != size)
+        return Error(ENOENT, upload.key + ": there is no such upload");
+      return actor_.killed ? Result<>(Error(ECANCELED)) : success();
+    }
+    const auto done = make(upload.key, found->second.text, io::PutMode::replace);
+    if (actor_.killed) return Error(ECANCELED);
+    world_.uploads().erase(found);
+    TRY_ASSIGN(const Reply comes, reply(upload.key));
+    if (comes == Reply::comes) return done;
+  }
+}
+
+Result<uint64_t> SimulatedStore::end_uploads(std::chrono::seconds older_than, const io::RequestLimits& /*limits*/) {
+  TRY(begin("end uploads", ""));
+  if (actor_.killed) return Error(ECANCELED);
+  const auto age = static_cast<uint64_t>(older_than.count());
+  return std::erase_if(world_.uploads(), [&](const auto& one) { return one.second.changed + age <= world_.now(); });
 }
 
 Result<size_t> SimulatedStore::get(const std::string& key, uint64_t offset, std::span<std::byte> buffer,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "io/objects/object_store.h"
 #include "tests/meta/remote/simulation_world.h"
@@ -20,6 +21,14 @@ class SimulatedStore : public io::ObjectStore {
   Result<io::ObjectPage> list(const std::string& prefix, const std::string& token,
                               const io::RequestLimits& limits) override;
   Result<> remove(const std::string& key, const io::RequestLimits& limits) override;
+  Result<> copy(const std::string& from, const std::string& to, uint64_t size,
+                const io::RequestLimits& limits) override;
+  Result<io::Upload> begin_upload(const std::string& key, const io::RequestLimits& limits) override;
+  Result<std::string> put_piece(const io::Upload& upload, uint32_t number, uint64_t offset,
+                                const io::ObjectContent& content, const io::RequestLimits& limits) override;
+  Result<> complete_upload(const io::Upload& upload, uint64_t size, const std::vector<std::string>& pieces,
+                           const io::RequestLimits& limits) override;
+  Result<uint64_t> end_uploads(std::chrono::seconds older_than, const io::RequestLimits& limits) override;
 
   io::RequestCounts& counts() override { return counts_; }
   const std::string& url() const override { return url_; }
@@ -30,6 +39,8 @@ class SimulatedStore : public io::ObjectStore {
 
   Result<> begin(const char* what, const std::string& key);
   Result<Reply> reply(const std::string& key);
+  // An object comes to be, unless the process is dead.
+  Result<> make(const std::string& key, std::string text, io::PutMode mode);
 
   World& world_;
   Actor& actor_;

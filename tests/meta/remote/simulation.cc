@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kLongestStop = kDay / 2;
 constexpr uint64_t kMostCalm = 8000;        // turns, until the last attempt must be committed
-constexpr uint64_t kTidyAfter = 16 * kDay;  // a week until a push is ended, and three days until it is deleted
+constexpr uint64_t kTidyAfter = 16 * kDay;  // a week until a push is ended, and a day until it is deleted
 constexpr size_t kTrace = 300;
 
 }  // namespace
@@ -196,8 +196,8 @@ void World::become_calm() {
   calm_at_ = turns_;
 }
 
-void World::arrive_later(const std::string& key, std::optional<std::string> text) {
-  late_.push_back({key, std::move(text)});
+void World::arrive_later(const std::string& key, std::optional<std::string> text, io::PutMode mode) {
+  late_.push_back({key, std::move(text), mode});
 }
 
 void World::arrive() {
@@ -205,13 +205,14 @@ void World::arrive() {
   late_.pop_back();
   note(nullptr, [&] { return fmt::format("what a dead process asked for arrives: {}", late.key); });
   if (!late.text) return remove(late.key);
-  std::ignore = put(nullptr, late.key, *late.text, io::PutMode::make);
+  std::ignore = put(nullptr, late.key, *late.text, late.mode);
 }
 
 // Nothing is on its way, and no process runs, when somebody restores a store.
 void World::restore() {
   note(nullptr, [] { return "the store is restored"; });
   objects_ = *copy_;
+  uploads_.clear();
   ++result_.restores;
   late_.clear();
   checks_.after_restore();
@@ -229,7 +230,7 @@ const StoredObject* World::find(const std::string& key) const {
 Result<> World::put(const Actor* actor, const std::string& key, std::string text, io::PutMode mode) {
   const auto found = objects_.find(key);
   if (found != objects_.end() && mode == io::PutMode::make) return Error(EEXIST, key + " is there already");
-  if (found != objects_.end() && found->second.text != text) fail(key + " changes");
+  if (found != objects_.end() && found->second.text != text && key != kCollectedKey) fail(key + " changes");
   objects_[key] = {std::move(text), now_};
   checks_.after_put(actor, key);
   return success();

@@ -28,7 +28,7 @@ enum class Hazard {
   short_list,    // a list ends at the end of a page, and is answered 200
   late_request,  // what a process asked for before its death arrives later
   two_mounts,    // two mounts push as one slot
-  restore,       // the store is restored from an older copy
+  restore,       // the store is restored from an older copy, without its uploads
   wrong_read,    // a disk answers with another byte
   rewrite,       // files are opened for writing, and closed
 };

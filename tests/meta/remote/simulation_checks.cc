@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
+#include <string_view>
 
 #include "meta/names.h"
 #include "meta/remote/remote_rules.h"
@@ -45,7 +47,21 @@ void Checks::list(const std::string& key, const StoredObject& object) {
 void Checks::note_part(const PushName& push, const StoredObject& object) {
   auto begin = parse_begin(object.text);
   if (!begin || !begin.value()) return world_.fail(part_key(push) + ": it is no part");
-  headers_.insert_or_assign(push, std::move(begin.value()->header));
+  KnownPart part{std::move(begin.value()->header), {}};
+  const std::string_view text = object.text;
+  const std::string_view digests = text.substr(text.size() - part.header.chunks * sizeof(io::Digest));
+  size_t at = begin.value()->end, chunk = 0;
+  for (uint64_t number = 0; number < part.header.entries; ++number) {
+    const size_t end = text.find('\n', at);
+    const auto entry = parse_entry(text.substr(at, end - at));
+    if (!entry || entry.value().size > kChunkBytes) return world_.fail(part_key(push) + ": an entry is wrong");
+    at = end + 1;
+    if (entry.value().kind != Entry::Kind::file) continue;
+    io::Digest digest = digest_of_text("");
+    if (entry.value().size > 0) std::memcpy(digest.data(), digests.data() + chunk++ * sizeof(digest), sizeof(digest));
+    part.files.emplace(part.header.key_of(entry.value()), digest);
+  }
+  parts_.insert_or_assign(push, std::move(part));
 }
 
 void Checks::note_decision(const DecisionName& decision, const StoredObject& object) {
@@ -68,14 +84,9 @@ void Checks::note_commit(const DecisionName& decision, const StoredObject& objec
   known.ordinal = static_cast<uint64_t>(of_tag) + 1;
   for (const PartName& part : known.parts) {
     known.needs.push_back(part_key(part.push));
-    const auto header = headers_.find(part.push);
-    if (header == headers_.end()) return world_.fail(step_key(decision) + ": it names a part that never was there");
-    for (const UsedPush& used : header->second.pushes) {
-      committed_.insert(used.push);
-      for (const auto& [first, last] : used.packs) {
-        for (uint32_t pack = first; pack <= last; ++pack) known.needs.push_back(pack_key(used.push, pack));
-      }
-    }
+    const auto found = parts_.find(part.push);
+    if (found == parts_.end()) return world_.fail(step_key(decision) + ": it names a part that never was there");
+    for (const auto& [key, digest] : found->second.files) known.needs.push_back(key);
   }
   for (const std::string& key : known.needs) ++needed_[key];
 }
@@ -100,7 +111,6 @@ void Checks::after_restore() {
   decided_.clear();
   commits_.clear();
   ended_.clear();
-  committed_.clear();
   needed_.clear();
   rules_.clear();
   std::map<DecisionName, const StoredObject*> decisions;
@@ -126,7 +136,6 @@ void Checks::after_put(const Actor* actor, const std::string& key) {
       ++world_.result().ended;
     } else {
       note_part(*push, object);
-      check_part(*push);
     }
   } else if (const auto decision = parse_step_key(key)) {
     check_decision(*decision);
@@ -138,17 +147,6 @@ void Checks::after_put(const Actor* actor, const std::string& key) {
     note_gone(*gone, object);
   } else if (parse_rules_key(key)) {
     note_rules(object);
-  }
-}
-
-void Checks::check_part(const PushName& push) const {
-  const auto began = began_.find(push);
-  if (began == began_.end()) return;
-  for (const UsedPush& used : headers_.at(push).pushes) {
-    if (used.push == push || committed_.contains(used.push)) continue;
-    const StoredObject* const part = world_.find(part_key(used.push));
-    if (part == nullptr || part->text.size() <= kMostEndedBytes || part->made + kLatest >= began->second) continue;
-    world_.fail(fmt::format("{} borrows from {}, which is in no commit", push.text(), used.push.text()));
   }
 }
 
@@ -184,7 +182,7 @@ void Checks::check_commit(const DecisionName& decision) {
     if (part->text.size() != name.size || digest_of_text(part->text) != name.digest) {
       return world_.fail(fmt::format("{}: {} is something else", key, part_key(name.push)));
     }
-    check_chunks(*part, headers_.at(name.push), key);
+    check_files(parts_.at(name.push), key);
     if (ended_.contains(name.push)) return world_.fail(fmt::format("{}: a void ended {}", key, name.push.text()));
     for (const auto& [other, its] : commits_) {
       if (other == decision || other.tag != decision.tag || its.parts[name.push.slot].push != name.push) continue;
@@ -194,17 +192,12 @@ void Checks::check_commit(const DecisionName& decision) {
   check_moment(commit.parts, key);
 }
 
-void Checks::check_chunks(const StoredObject& part, const PartHeader& header, const std::string& key) const {
-  const auto bytes = std::as_bytes(std::span(part.text));
-  for (uint64_t i = 0; i < header.chunks; ++i) {
-    const auto at = bytes.size() - (header.chunks - i) * Chunk::kBytes;
-    const Chunk chunk = chunk_of(bytes.subspan(at).first<Chunk::kBytes>());
-    const std::string pack = pack_key(header.pushes[chunk.push].push, chunk.pack);
-    const StoredObject* const found = world_.find(pack);
-    if (found == nullptr) return world_.fail(fmt::format("{}: {} is not there", key, pack));
-    if (found->text.size() < chunk.offset ||
-        digest_of_text(found->text.substr(chunk.offset, chunk.length)) != chunk.digest) {
-      return world_.fail(fmt::format("{}: {} holds something else than was pushed", key, pack));
+void Checks::check_files(const KnownPart& part, const std::string& key) const {
+  for (const auto& [file, digest] : part.files) {
+    const StoredObject* const found = world_.find(file);
+    if (found == nullptr) return world_.fail(fmt::format("{}: {} is not there", key, file));
+    if (digest_of_text(found->text) != digest) {
+      return world_.fail(fmt::format("{}: {} holds something else than was pushed", key, file));
     }
   }
 }
@@ -213,7 +206,7 @@ void Checks::check_moment(const PartList& parts, const std::string& key) const {
   std::vector<std::vector<State>> held;  // by each part's mount
   std::set<uint64_t> moments, attempts;
   for (const PartName& part : parts) {
-    const PartHeader& header = headers_.at(part.push);
+    const PartHeader& header = parts_.at(part.push).header;
     auto states = states_.at({header.mount, part.push.tag});
     std::erase_if(states, [&](const State& state) { return state.content != header.content || state.attempt == 0; });
     for (const State& state : states) {
@@ -271,18 +264,6 @@ void Checks::check_file(const RemoteStep& step, const UnionEntry& file, const st
   world_.fail(fmt::format("{}: {} is not what was held", step.step().name(), file.path));
 }
 
-uint64_t Checks::last_time() const { return world_.now(); }
-
-void Checks::check_look(const Look& seen, uint64_t seen_at, const Look& now) {
-  if (told_at_ >= seen_at) return;
-  for (const auto& [tag, known] : seen.tags) {
-    const auto is = now.tags.find(tag);
-    const bool less = is == now.tags.end() || is->second.decided < known.decided ||
-                      !std::ranges::includes(is->second.gone, known.gone);
-    if (less) return world_.fail(fmt::format("{} has less than the collector remembers, and it did not stop", tag));
-  }
-}
-
 // What must be true in the end.
 
 void Checks::check_last_attempt(const Slot& slot, const std::string& tag, const Files& files) {
@@ -291,7 +272,7 @@ void Checks::check_last_attempt(const Slot& slot, const std::string& tag, const 
     if (decision.tag == tag) last = &commit;
   }
   if (last == nullptr) return world_.fail(tag + " is not committed");
-  if (headers_.at(last->parts.at(slot.slot).push).content == content_of_files(files)) return;
+  if (parts_.at(last->parts.at(slot.slot).push).header.content == content_of_files(files)) return;
   world_.fail(fmt::format("{}: the last commit is not what {} holds", tag, slot.host));
 }
 
@@ -302,15 +283,15 @@ void Checks::check_tidiness() {
 }
 
 bool Checks::may_stay(const std::string& key, const StoredObject& object) const {
-  // The last look was made two days ago, and needs the one before.
+  // The last run was made two days ago.
   const auto is_young = [this](uint64_t made) { return made + 5 * kDay > world_.now(); };
   if (parse_step_key(key) || parse_gone_key(key) || parse_rules_key(key)) return true;
-  if (parse_part_key(key) && object.text.size() <= kMostEndedBytes) return true;
+  if (key == kCollectedKey || (parse_part_key(key) && object.text.size() <= kMostEndedBytes)) return true;
   if (const auto vote = parse_vote_key(key)) {
     const auto decided = decided_.find(vote->decision);
     return decided == decided_.end() || is_young(decided->second);
   }
-  if (parse_look_key(key) || key.starts_with(kProbe)) return is_young(object.made);
+  if (parse_push_key(key) || key.starts_with(kProbe)) return is_young(object.made);
   const auto needed = needed_.find(key);
   return needed != needed_.end() && needed->second > 0;
 }

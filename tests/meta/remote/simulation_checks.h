@@ -1,12 +1,11 @@
 // What must hold in a simulation, after each change of the store:
 //   - no object changes
-//   - a commit names whole parts, whose chunks are all there with the right digests. They hold one attempt, and at one
+//   - a commit names whole parts, whose files are all there with the right digests. They hold one attempt, and at one
 //     moment all of their mounts held exactly that. No part is in two commits, or in one and in a void
 //   - nothing that a standing commit names is deleted
-//   - a part borrows from commits, or from a push that has no part
 //   - the newest commit has no tombstone, and the rules remove nothing that was pinned before they were read
-// What a reader reads is what a mount held, and a collector stops if it remembers more than there is. In the end the
-// last attempt of each tag is committed, and nothing lies there that nobody needs.
+// What a reader reads is what a mount held. In the end the last attempt of each tag is committed, and nothing lies
+// there that nobody needs.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +21,6 @@
 #include "io/digest.h"
 #include "meta/remote/commit.h"
 #include "meta/remote/layout.h"
-#include "meta/remote/look.h"
 #include "meta/remote/part_format.h"
 #include "meta/remote/push.h"
 #include "meta/remote/remote_step.h"
@@ -45,8 +43,6 @@ class Checks {
 
   // What a mount holds of a step from now on. `attempt`: 0: it is half written.
   void note_state(const std::string& mount, const std::string& tag, uint64_t attempt, const Files& files);
-  // When push_part() was called, unless a list that it got was short.
-  void note_push(const PushName& push, uint64_t began) { began_.emplace(push, began); }
 
   // `actor`: none if the one who asked for it is dead.
   void after_put(const Actor* actor, const std::string& key);
@@ -54,11 +50,6 @@ class Checks {
   void after_restore();
 
   void check_file(const RemoteStep& step, const UnionEntry& file, const std::string& content);
-  // Somebody tells a collector that the store was restored.
-  void note_told() { told_at_ = last_time(); }
-  // `seen`: what a collector remembers of the look that it began at `seen_at`; `now`: what it saw, and did not stop.
-  void check_look(const Look& seen, uint64_t seen_at, const Look& now);
-
   void check_last_attempt(const Slot& slot, const std::string& tag, const Files& files);
   void check_tidiness();
 
@@ -70,6 +61,10 @@ class Checks {
     uint64_t since = 0, until = UINT64_MAX;
     uint64_t attempt = 0;  // 0: half written
     io::Digest content{};
+  };
+  struct KnownPart {
+    PartHeader header;
+    std::map<std::string, io::Digest> files;  // by key. Each has one chunk at most
   };
   struct KnownCommit {
     PartList parts;
@@ -88,33 +83,28 @@ class Checks {
   void note_commit(const DecisionName& decision, const StoredObject& object);
   void note_gone(const DecisionName& decision, const StoredObject& object);
   void note_rules(const StoredObject& object);
-  void check_part(const PushName& push) const;
   void check_decision(const DecisionName& decision);
   void check_commit(const DecisionName& decision);
-  void check_chunks(const StoredObject& part, const PartHeader& header, const std::string& key) const;
+  void check_files(const KnownPart& part, const std::string& key) const;
   void check_moment(const PartList& parts, const std::string& key) const;
   void check_gone(const Actor* actor, const DecisionName& decision) const;
   void check_pins(const Actor& actor, const std::string& step) const;
   bool may_stay(const std::string& key, const StoredObject& object) const;
-  uint64_t last_time() const;
   std::optional<CommittedStep> newest_step() const;
   void list(const std::string& key, const StoredObject& object);
 
   World& world_;
   std::map<std::pair<std::string, std::string>, std::vector<State>> states_;  // by mount and tag
   std::map<io::Digest, Files> held_;
-  std::map<PushName, uint64_t> began_;
-  std::map<PushName, PartHeader> headers_;
+  std::map<PushName, KnownPart> parts_;
 
   // Of the store as it is.
   DecisionsByTag by_tag_;
   std::map<DecisionName, uint64_t> decided_;  // when
   std::map<DecisionName, KnownCommit> commits_;
-  std::set<PushName> ended_;      // by voids
-  std::set<PushName> committed_;  // that the parts of commits use
+  std::set<PushName> ended_;  // by voids
   std::unordered_map<std::string, unsigned> needed_;
   std::vector<KnownRules> rules_;
-  uint64_t told_at_ = 0;
 };
 
 }  // namespace ckptfs::meta::remote::testing

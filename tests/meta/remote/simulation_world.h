@@ -80,7 +80,7 @@ class World {
   uint64_t now() const { return now_; }
   uint32_t slots() const { return slots_; }
   // In some runs little is saved, mounts sleep for days, and processes stop just before they make something, or die
-  // just after they have sent a pack.
+  // just after they have sent a file.
   bool is_patient() const { return patient_; }
   const std::string& folder() const { return plan_.folder; }
   SimulationResult& result() { return result_; }
@@ -97,13 +97,19 @@ class World {
   Result<> put(const Actor* actor, const std::string& key, std::string text, io::PutMode mode);
   void remove(const std::string& key);
   // A request of a process that died. No text: to remove it.
-  void arrive_later(const std::string& key, std::optional<std::string> text);
-  bool was_restored() const { return result_.restores > 0; }
+  void arrive_later(const std::string& key, std::optional<std::string> text, io::PutMode mode = io::PutMode::make);
+  // Uploads that were begun, by id.
+  struct StoredUpload {
+    std::string text;
+    uint64_t changed = 0;
+  };
+  std::map<std::string, StoredUpload>& uploads() { return uploads_; }
 
  private:
   struct LateRequest {
     std::string key;
     std::optional<std::string> text;
+    io::PutMode mode = io::PutMode::make;
   };
   void set_up();
   void live(Actor& actor);
@@ -126,6 +132,7 @@ class World {
   bool over_ = false;
   bool two_mounts_ = false, patient_ = false;
   Objects objects_;
+  std::map<std::string, StoredUpload> uploads_;
   std::optional<Objects> copy_;
   std::vector<LateRequest> late_;
   Checks checks_;

@@ -11,13 +11,18 @@ namespace {
 using io::testing::ScratchFolder;
 using testing::BuiltPart, testing::build_part, testing::bytes_for;
 
+Part build_one(const std::vector<BuiltPart>& built, uint32_t slot, const std::string& folder) {
+  const auto slots = static_cast<uint32_t>(built.size());
+  return build_part(new_push("global_step5", slot), built[slot], folder, nullptr, slots).value();
+}
+
 class UnionTest : public ::testing::Test {
  protected:
   const std::vector<const Part*>& build(const std::vector<BuiltPart>& built) {
     parts_.clear();
     pointers_.clear();
     for (uint32_t slot = 0; slot < built.size(); ++slot) {
-      parts_.push_back(build_part(new_push("global_step5", slot), built[slot], folder_.path()).value());
+      parts_.push_back(build_one(built, slot, folder_.path()));
     }
     for (const Part& part : parts_) pointers_.push_back(&part);
     return pointers_;
@@ -109,7 +114,7 @@ TEST_F(UnionTest, ASaveIsTheSameWhileAllButItsNotesAre) {
   const auto build_all = [this](const std::vector<BuiltPart>& built) {
     std::vector<Part> parts;
     for (uint32_t slot = 0; slot < built.size(); ++slot) {
-      parts.push_back(build_part(new_push("global_step5", slot), built[slot], folder_.path()).value());
+      parts.push_back(build_one(built, slot, folder_.path()));
     }
     return parts;
   };

@@ -203,7 +203,7 @@ void add_remote_verify(CLI::App& group, Chosen& chosen) {
   command->add_option("--sample", arguments->sample, "Read this share of the chunks, chosen at random: 5%")
       ->capture_default_str();
   command->footer(
-      "It reads as many bytes as it verifies, and says what it took. What two steps share is read for both.\n"
+      "It reads as many bytes as it verifies, and says what it took.\n"
       "Exits with 3 if anything is damaged or missing.\n"
       "Example:\n  ckptfs remote verify file:///lustre/run7/global_step100\n"
       "  ckptfs remote verify --sample 5% file:///lustre/run7");

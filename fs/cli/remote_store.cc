@@ -1,5 +1,5 @@
-// ckptfs remote check, latest and ls: what a remote is, and which steps it has. All of it comes from lists and one
-// small object.
+// ckptfs remote check, latest and ls: what a remote is, and which steps it has. All of it comes from lists and a
+// few small objects.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -203,7 +203,8 @@ void add_remote_check(CLI::App& group, Chosen& chosen) {
   add_remote_options(*command, arguments->options, "URL", "s3://BUCKET/PREFIX or file:///FOLDER");
   command->footer(
       "It makes a small object, tries to make it again, reads a part of it, lists it, and removes it. So it needs\n"
-      "the same rights as a push. Exits with 1 if the store is not fit or does not answer, and says what to do.\n"
+      "the rights of a push, but for multipart uploads, which it does not try. Exits with 1 if the store is not fit or "
+      "does not answer, and says what to do.\n"
       "Example:\n  ckptfs remote check file:///lustre/run7\n"
       "  ckptfs remote check s3://bucket/run7 --endpoint https://s3.example.com:8333");
   choose(*command, chosen, arguments, run_check);

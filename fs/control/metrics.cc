@@ -196,7 +196,7 @@ void add_remotes(Metrics& metrics, const Filesystem& fs) {
   add_of_collector("remote_deleted_bytes_total", "Of objects that the collector has deleted there.", "counter",
                    &CollectionReport::deleted_bytes);
   add_of_collector("remote_waiting_bytes",
-                   "Of what was removed there, and is not deleted yet: a reader may have it open.", "gauge",
+                   "Of what was removed or given up there, and is deleted when that is a day old.", "gauge",
                    &CollectionReport::waiting_bytes);
   add_of_collector("remote_collector_warnings", "Of its last run: what is missing there, or does not belong there.",
                    "gauge", [](Collection one) { return one.warnings.size(); });

@@ -14,18 +14,22 @@
 #include <string_view>
 #include <vector>
 
+#include "io/digest.h"
 #include "io/fault.h"
 #include "io/fd.h"
+#include "io/printable.h"
+#include "io/text.h"
 
 namespace ckptfs::io {
 namespace {
 
 constexpr size_t kPage = 1000;          // objects
 constexpr size_t kMostSynced = 10'000;  // folders
-// What was synced once may have been swept and made again since, by somebody who has not come to sync it. But nothing
-// is swept that has changed so lately.
+// What was synced once may have been removed and made again since, by somebody who has not come to sync it. But of what
+// is made again, nothing is removed that has changed so lately (collector.cc).
 constexpr std::chrono::hours kSyncedFor{1};
-constexpr const char* kUploads = ".ckptfs-uploads";
+constexpr const char *kUploads = ".ckptfs-uploads", *kOwnPrefix = ".ckptfs/";
+constexpr size_t kLongestPath = 4095;
 constexpr size_t kPiece = size_t{1} << 20;              // of a write
 constexpr mode_t kFolderMode = 0777, kFileMode = 0666;  // less the umask: other users of the remote read and write here
 
@@ -70,7 +74,7 @@ Result<std::vector<std::string>> read_folder(const std::string& path, bool at_ro
   std::vector<std::string> names;
   TRY(for_each_in_folder(path, [&](std::string name, unsigned char type) -> Result<> {
     if ((at_root && !check_key(name)) || type == DT_UNKNOWN) return success();  // the former: none of ours
-    if (type != DT_DIR && type != DT_REG) return Error(EPROTO, name + " is neither a file nor a folder");
+    if (type != DT_DIR && type != DT_REG) return success();  // as a link to a step, that somebody has made
     if (type == DT_DIR) name += '/';
     names.push_back(std::move(name));
     return success();
@@ -233,9 +237,22 @@ Result<size_t> FolderStore::get(const std::string& key, uint64_t offset, std::sp
   return got;
 }
 
+// Whoever may write to the remote may have put a link in a folder's place. What is listed may be removed, so no such
+// link is followed out of the remote.
+Result<> FolderStore::refuse_links(const std::string& prefix) const {
+  for (size_t slash = prefix.find('/'); slash != std::string::npos; slash = prefix.find('/', slash + 1)) {
+    const auto facts = stat_at(AT_FDCWD, path_of(prefix.substr(0, slash)));
+    if (!facts && facts.error().errno_value() == ENOENT) return success();
+    if (!facts) return failed(prefix, "cannot be looked at", facts.error());
+    if (!S_ISDIR(facts.value().st_mode)) return failed(prefix, "cannot be listed", Error(EPROTO, "it is no folder"));
+  }
+  return success();
+}
+
 Result<ObjectPage> FolderStore::list(const std::string& prefix, const std::string& token, const RequestLimits& limits) {
   TRY(check_prefix(prefix));
   TRY(check_folder());
+  TRY(refuse_links(prefix));
   ++counts_.lists;
   ObjectPage page;
   TRY_ASSIGN(const bool whole, list_folder(prefix, token, page, limits));
@@ -248,6 +265,8 @@ Result<bool> FolderStore::list_folder(const std::string& key, const std::string&
   TRY(check_limits(key, limits));
   const auto names = read_folder(path_of(key), key.empty());
   if (!names && names.error().errno_value() == ENOENT) return true;
+  const bool is_at_top = key.find('/') + 1 == key.size() && key != kOwnPrefix;
+  if (!names && names.error().errno_value() == EACCES && is_at_top) return true;  // as "lost+found"
   if (!names) return failed(key, "cannot be listed", names.error());
   for (const std::string& name : names.value()) {
     const std::string found = key + name;
@@ -311,6 +330,11 @@ Result<Upload> FolderStore::begin_upload(const std::string& key, const RequestLi
   return Upload{key, id};
 }
 
+Result<> FolderStore::check_fits(const std::string& key) const {
+  if (folder_.size() + 1 + key.size() <= kLongestPath) return success();
+  return Error(EINVAL, printable(key) + ": its name is too long for a file in " + folder_ + "; rename or remove it");
+}
+
 Result<Fd> FolderStore::open_upload(const Upload& upload) const {
   auto file = open_at(AT_FDCWD, folder_ + "/" + kUploads + "/" + upload.id, O_RDWR | O_NOFOLLOW);
   if (!file && file.error().errno_value() == ENOENT) TRY(check_folder());
@@ -322,12 +346,41 @@ Result<std::string> FolderStore::put_piece(const Upload& upload, uint32_t /*numb
                                            const ObjectContent& content, const RequestLimits& limits) {
   ++counts_.puts;
   TRY_ASSIGN(const Fd file, open_upload(upload));
-  TRY(write(file.get(), offset, upload.key, content, limits));
+  Hasher hasher;
+  const ObjectContent hashed{content.size, [&](uint64_t at, std::span<std::byte> buffer) -> Result<> {
+                               TRY(content.read(at, buffer));
+                               hasher.add(buffer);
+                               return success();
+                             }};
+  TRY(write(file.get(), offset, upload.key, hashed, limits));
   if (auto synced = fdatasync_fd(file.get()); !synced) return failed(upload.key, "cannot be synced", synced.error());
-  return std::string();
+  return std::to_string(content.size) + " " + hex_of(hasher.finish());
 }
 
-Result<> FolderStore::complete_upload(const Upload& upload, uint64_t size, const std::vector<std::string>& /*pieces*/,
+// Does the file hold what was put into it, by what put_piece() has returned?
+Result<bool> FolderStore::holds_pieces(int file, const std::vector<std::string>& pieces,
+                                       const RequestLimits& limits) const {
+  std::vector<std::byte> buffer(kPiece);
+  uint64_t at = 0;
+  for (const std::string& piece : pieces) {
+    const size_t space = std::min(piece.find(' '), piece.size());
+    const auto size = parse_number<uint64_t>(std::string_view(piece).substr(0, space));
+    if (!size) return false;
+    Hasher hasher;
+    for (const uint64_t end = at + *size; at < end;) {
+      TRY(check_limits(kUploads, limits));
+      const auto wanted = std::span(buffer).first(std::min<uint64_t>(buffer.size(), end - at));
+      TRY_ASSIGN(const size_t got, read_full(file, wanted, static_cast<off_t>(at)));
+      if (got < wanted.size()) return false;
+      hasher.add(wanted);
+      at += got;
+    }
+    if (piece.substr(space + 1) != hex_of(hasher.finish())) return false;
+  }
+  return true;
+}
+
+Result<> FolderStore::complete_upload(const Upload& upload, uint64_t size, const std::vector<std::string>& pieces,
                                       const RequestLimits& limits) {
   TRY(check_key(upload.key));
   ++counts_.puts;
@@ -338,7 +391,11 @@ Result<> FolderStore::complete_upload(const Upload& upload, uint64_t size, const
   }
   TRY(file);
   TRY_ASSIGN(const struct stat facts, stat_fd(file.value().get()));
-  if (static_cast<uint64_t>(facts.st_size) != size) return failed(upload.key, "its upload", Error(EIO, "lacks pieces"));
+  bool whole = static_cast<uint64_t>(facts.st_size) == size;
+  if (whole && upload.is_known) {
+    TRY_ASSIGN(whole, holds_pieces(file.value().get(), pieces, limits));
+  }
+  if (!whole) return failed(upload.key, "its upload", Error(ENOENT, "lacks what was put into it"));
   Temporary temporary(folder_ + "/" + kUploads + "/" + upload.id, std::move(file).value());
   auto published = publish(temporary, upload.key, PutMode::replace);
   temporary.keep();
@@ -380,27 +437,37 @@ Result<uint64_t> FolderStore::end_uploads(std::chrono::seconds older_than, const
   return ended;
 }
 
-Result<uint64_t> FolderStore::remove_empty_folders(const std::string& prefix, const RequestLimits& limits) {
+Result<uint64_t> FolderStore::remove_empty_folders(const std::string& prefix, std::chrono::seconds older_than,
+                                                   const RequestLimits& limits) {
   TRY(check_prefix(prefix));
-  TRY(check_limits(prefix, limits));
   TRY(check_folder());
+  TRY(refuse_links(prefix));
+  const auto now = time_there();
+  if (!now) return failed("", "its clock cannot be read", now.error());
+  return remove_if_empty(prefix, now.value() - older_than, limits);
+}
+
+Result<uint64_t> FolderStore::remove_if_empty(const std::string& key, Time before, const RequestLimits& limits) {
+  TRY(check_limits(key, limits));
+  const std::string path = path_of(key);
+  const auto facts = stat_at(AT_FDCWD, path);  // first: what is removed in it makes it younger
+  if (!facts && facts.error().errno_value() == ENOENT) return uint64_t{0};
+  if (!facts) return failed(key, "cannot be looked at", facts.error());
   std::vector<std::string> folders;
-  const auto listed = for_each_in_folder(path_of(prefix), [&](const std::string& name, unsigned char type) -> Result<> {
-    if (type == DT_DIR) folders.push_back(prefix + name + "/");
+  const auto listed = for_each_in_folder(path, [&](const std::string& name, unsigned char type) -> Result<> {
+    if (type == DT_DIR) folders.push_back(key + name + "/");
     return success();
   });
-  if (!listed && listed.error().errno_value() == ENOENT) return uint64_t{0};
-  if (!listed) return failed(prefix, "cannot be listed", listed.error());
+  if (!listed) return failed(key, "cannot be listed", listed.error());
   uint64_t removed = 0;
   for (const std::string& folder : folders) {
-    TRY_ASSIGN(const uint64_t within, remove_empty_folders(folder, limits));
+    TRY_ASSIGN(const uint64_t within, remove_if_empty(folder, before, limits));
     removed += within;
   }
-  if (!prefix.empty() && ::rmdir(path_of(prefix).c_str()) == 0) {
-    forget_folders();
-    ++removed;
-  }
-  return removed;
+  const bool is_old = time_of(facts.value().st_mtim) <= before;
+  if (key.empty() || !is_old || ::rmdir(path.c_str()) != 0) return removed;
+  forget_folders();
+  return removed + 1;
 }
 
 }  // namespace ckptfs::io

@@ -38,8 +38,10 @@ class FolderStore : public ObjectStore {
   Result<> complete_upload(const Upload& upload, uint64_t size, const std::vector<std::string>& pieces,
                            const RequestLimits& limits) override;
   Result<uint64_t> end_uploads(std::chrono::seconds older_than, const RequestLimits& limits) override;
-  Result<uint64_t> remove_empty_folders(const std::string& prefix, const RequestLimits& limits) override;
+  Result<uint64_t> remove_empty_folders(const std::string& prefix, std::chrono::seconds older_than,
+                                        const RequestLimits& limits) override;
 
+  Result<> check_fits(const std::string& key) const override;
   RequestCounts& counts() override { return counts_; }
   const std::string& url() const override { return url_; }
 
@@ -51,6 +53,7 @@ class FolderStore : public ObjectStore {
   Error failed(const std::string& key, const char* what, const Error& why) const;
   Result<> check_limits(const std::string& key, const RequestLimits& limits) const;
   Result<> check_folder() const;
+  Result<> refuse_links(const std::string& prefix) const;
   // Makes the folders on the way to the object. Syncs above each that this process has not synced before: whoever has
   // made it may not have come to that.
   Result<> make_folders(const std::string& key);
@@ -66,7 +69,9 @@ class FolderStore : public ObjectStore {
   Result<bool> list_folder(const std::string& key, const std::string& token, ObjectPage& page,
                            const RequestLimits& limits);
   Result<Fd> open_upload(const Upload& upload) const;
+  Result<bool> holds_pieces(int file, const std::vector<std::string>& pieces, const RequestLimits& limits) const;
   Result<Time> time_there() const;
+  Result<uint64_t> remove_if_empty(const std::string& key, Time before, const RequestLimits& limits);
 
   const std::string folder_, url_;
   RequestCounts counts_;

@@ -63,10 +63,10 @@ enum class PutMode {
 // An object that is put in pieces: in any order, from several threads, and over several lives of a process.
 struct Upload {
   std::string key;
-  std::string id;  // how the store calls it
+  std::string id;         // how the store calls it
+  bool is_known = false;  // from a life before: the store may have been restored from a copy since
 };
-inline constexpr uint64_t kLeastPiece = uint64_t{5} << 20;  // of S3, but for the last piece
-inline constexpr uint32_t kMostPieces = 10'000;             // likewise
+inline constexpr uint32_t kMostPieces = 10'000;  // of S3; and each but the last one has 5 MiB at least
 
 struct RequestLimits {
   static constexpr std::chrono::seconds kStall{45};  // so that what hangs is known within a minute
@@ -147,18 +147,22 @@ class ObjectStore {
   virtual Result<std::string> put_piece(const Upload& upload, uint32_t number, uint64_t offset,
                                         const ObjectContent& content, const RequestLimits& limits) = 0;
   // `size`: of the object. `pieces`: what put_piece() has returned, in the order of their numbers. It is no error if it
-  // was completed before. ENOENT, finally: there is no such upload any more, and no object of that key and size.
+  // was completed before. ENOENT, finally: there is no such upload any more, or it lacks what was put, and there is no
+  // object of that key and size.
   virtual Result<> complete_upload(const Upload& upload, uint64_t size, const std::vector<std::string>& pieces,
                                    const RequestLimits& limits) = 0;
   // Ends uploads, and removes what writers that were killed have left, to which nothing has come for so long by the
   // server's clock. Returns how many that were.
   virtual Result<uint64_t> end_uploads(std::chrono::seconds older_than, const RequestLimits& limits) = 0;
-  // Removes the folders below this prefix in which no object is, and the prefix's own. Returns how many that were. S3
-  // has no folders.
-  virtual Result<uint64_t> remove_empty_folders(const std::string& /*prefix*/, const RequestLimits& /*limits*/) {
+  // Removes the folders below this prefix in which no object is, and the prefix's own, if nothing has changed in them
+  // for so long by the server's clock. Returns how many that were. S3 has no folders.
+  virtual Result<uint64_t> remove_empty_folders(const std::string& /*prefix*/, std::chrono::seconds /*older_than*/,
+                                                const RequestLimits& /*limits*/) {
     return uint64_t{0};
   }
 
+  // EINVAL, in words: no object of this store can have this key, since it is too long.
+  virtual Result<> check_fits(const std::string& key) const = 0;
   virtual RequestCounts& counts() = 0;
   // "s3://bucket/run7" or "file:///mnt/run7": for messages.
   virtual const std::string& url() const = 0;

@@ -51,7 +51,8 @@ Error with_tries(const Error& error, int tries) {
 }  // namespace
 
 bool RetryingStore::may_pass(const Error& error, Missing missing) const {
-  if (missing == Missing::is_final && error.errno_value() == ENOENT) return false;
+  if (missing != Missing::passes && error.errno_value() == ENOENT) return false;
+  if (missing == Missing::as_refused && error.errno_value() == EACCES) return false;
   return can_pass(error) || (error.errno_value() == EACCES && has_worked_.load(std::memory_order_relaxed));
 }
 
@@ -143,8 +144,9 @@ Result<uint64_t> RetryingStore::end_uploads(std::chrono::seconds older_than, con
   return again_and_again(limits, [&](int) { return store_->end_uploads(older_than, limits); });
 }
 
-Result<uint64_t> RetryingStore::remove_empty_folders(const std::string& prefix, const RequestLimits& limits) {
-  return again_and_again(limits, [&](int) { return store_->remove_empty_folders(prefix, limits); });
+Result<uint64_t> RetryingStore::remove_empty_folders(const std::string& prefix, std::chrono::seconds older_than,
+                                                     const RequestLimits& limits) {
+  return again_and_again(limits, [&](int) { return store_->remove_empty_folders(prefix, older_than, limits); });
 }
 
 }  // namespace ckptfs::io

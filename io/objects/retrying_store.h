@@ -6,6 +6,7 @@
 //   holds is compared: equal is success, else EEXIST. EEXIST at the first try is EEXIST.
 // - "There is no such object" is asked again until the deadline, since servers say so while they start. Who wants to
 //   know whether an object is there asks list(). Of what is copied, and of uploads, it is final: they can be sent anew.
+//   So is a copy that is refused.
 // - "The credentials are refused" and "there is no such bucket" are final until a request has succeeded, and then can
 //   pass: servers say that, too.
 // - An error of the content's own read() is none of the store's: it is returned as it is.
@@ -38,13 +39,15 @@ class RetryingStore : public ObjectStore {
   Result<> complete_upload(const Upload& upload, uint64_t size, const std::vector<std::string>& pieces,
                            const RequestLimits& limits) override;
   Result<uint64_t> end_uploads(std::chrono::seconds older_than, const RequestLimits& limits) override;
-  Result<uint64_t> remove_empty_folders(const std::string& prefix, const RequestLimits& limits) override;
+  Result<uint64_t> remove_empty_folders(const std::string& prefix, std::chrono::seconds older_than,
+                                        const RequestLimits& limits) override;
 
+  Result<> check_fits(const std::string& key) const override { return store_->check_fits(key); }
   RequestCounts& counts() override { return store_->counts(); }
   const std::string& url() const override { return store_->url(); }
 
  private:
-  enum class Missing { passes, is_final };  // ENOENT
+  enum class Missing { passes, is_final, as_refused };  // ENOENT; as_refused: final, and so is EACCES
   // Calls attempt(number of tries before) until it succeeds or there is no point in another one.
   template <class Attempt>
   auto again_and_again(const RequestLimits& limits, Attempt&& attempt, Missing missing = Missing::passes)

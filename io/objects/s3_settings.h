@@ -12,7 +12,8 @@ struct S3Settings {
   std::string profile;      // of the AWS tools' files; empty: AWS_PROFILE, else "default"
   std::string authorities;  // file of the certificates to trust; empty: AWS_CA_BUNDLE, else the system's
   bool path_style = false;  // https://host/bucket/key instead of https://bucket.host/key; always so with an endpoint
-  uint64_t most_at_once = uint64_t{5} << 30;  // larger objects are copied in pieces: AWS's limit; tests have less
+  // Larger objects are copied there in pieces of this: AWS's limit is 5 GiB, and less is answered sooner.
+  uint64_t most_at_once = uint64_t{1} << 30;
 };
 
 }  // namespace ckptfs::io

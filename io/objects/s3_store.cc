@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <tuple>
 
 #include "io/log.h"
 #include "io/objects/s3_xml.h"
@@ -16,7 +17,9 @@ namespace {
 using SystemClock = std::chrono::system_clock;
 // Codes that say other things than their status.
 const std::array kRefused{"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "NoSuchBucket"};
-const std::array kPassing{"RequestTimeout", "IncompleteBody", "BadDigest", "SlowDown"};
+const std::array kPassing{"RequestTimeout", "IncompleteBody", "BadDigest",
+                          "SlowDown",       "InternalError",  "ServiceUnavailable"};
+const std::array kMissing{"NoSuchUpload", "NoSuchKey", "InvalidPart", "InvalidPartOrder", "EntityTooSmall"};
 constexpr std::array kOfRegion{301L, 307L, 400L, 403L};  // what a server of another region answers
 
 constexpr size_t kLongestList = size_t{16} << 20;  // of 1,000 objects
@@ -141,6 +144,7 @@ Error S3Store::error_of(const HttpAnswer& answer, const std::string& name) {
     return Error(EAGAIN, words);
   }
   if (is_one_of(kPassing, failure.code)) return Error(EAGAIN, words);
+  if (is_one_of(kMissing, failure.code)) return Error(ENOENT, words);
   if (is_one_of(kRefused, failure.code)) {
     credentials_.forget();
     return Error(EACCES, words);
@@ -174,7 +178,7 @@ Result<> S3Store::put(const std::string& key, const ObjectContent& content, PutM
 Result<std::string> S3Store::send(const std::string& key, const Texts& query, Texts headers,
                                   const ObjectContent& content, const RequestLimits& limits) {
   TRY(check_key(key));
-  TRY(check_length(key));
+  TRY(check_fits(key));
   ++counts_.puts;
   const ObjectContent counted{content.size, [&](uint64_t offset, std::span<std::byte> buffer) -> Result<> {
                                 TRY(content.read(offset, buffer));
@@ -196,7 +200,7 @@ Result<std::string> S3Store::send(const std::string& key, const Texts& query, Te
   return header_of(answer, "etag");
 }
 
-Result<> S3Store::check_length(const std::string& key) const {
+Result<> S3Store::check_fits(const std::string& key) const {
   if (prefix_.size() + key.size() <= kLongestKey) return success();
   return Error(EINVAL, printable(key) + ": its name is too long for an object of S3; rename or remove it");
 }
@@ -204,7 +208,7 @@ Result<> S3Store::check_length(const std::string& key) const {
 Result<HttpAnswer> S3Store::post(const std::string& method, const std::string& key, const Texts& query, Texts headers,
                                  const std::string& text, const RequestLimits& limits) {
   TRY(check_key(key));
-  TRY(check_length(key));
+  TRY(check_fits(key));
   ++counts_.puts;
   const ObjectContent content = content_of(text);
   HttpRequest request;
@@ -230,19 +234,26 @@ Result<> S3Store::copy(const std::string& from, const std::string& to, uint64_t 
 Result<> S3Store::copy_in_pieces(const std::string& from, const std::string& to, uint64_t size,
                                  const RequestLimits& limits) {
   const auto began = std::chrono::steady_clock::now();
-  const uint64_t piece = std::max(most_at_once_ / 5, (size + kMostPieces - 1) / kMostPieces);
+  const uint64_t piece = std::max(most_at_once_, (size + kMostPieces - 1) / kMostPieces);
   TRY_ASSIGN(const Upload upload, begin_upload(to, limits));
-  std::vector<std::string> pieces;
-  for (uint64_t at = 0; at < size; at += piece) {
-    const uint64_t last = std::min(at + piece, size) - 1;
-    const Texts headers{{"x-amz-copy-source", path_in_bucket(from)},
-                        {"x-amz-copy-source-range", "bytes=" + std::to_string(at) + "-" + std::to_string(last)}};
-    const Texts query{{"partNumber", std::to_string(pieces.size() + 1)}, {"uploadId", upload.id}};
-    TRY_ASSIGN(const HttpAnswer answer, post("PUT", to, query, headers, "", limits.renewed(began)));
-    pieces.push_back(read_s3_text(answer.text, "/CopyPartResult/ETag"));
-    if (pieces.back().empty()) return Error(ENOTSUP, url_ + "/" + to + ": " + place_.host + " does not copy ranges");
+  const auto copied = [&]() -> Result<> {
+    std::vector<std::string> pieces;
+    for (uint64_t at = 0; at < size; at += piece) {
+      const uint64_t last = std::min(at + piece, size) - 1;
+      const Texts headers{{"x-amz-copy-source", path_in_bucket(from)},
+                          {"x-amz-copy-source-range", "bytes=" + std::to_string(at) + "-" + std::to_string(last)}};
+      const Texts query{{"partNumber", std::to_string(pieces.size() + 1)}, {"uploadId", upload.id}};
+      TRY_ASSIGN(const HttpAnswer answer, post("PUT", to, query, headers, "", limits.renewed(began)));
+      pieces.push_back(read_s3_text(answer.text, "/CopyPartResult/ETag"));
+      if (pieces.back().empty()) return Error(ENOTSUP, url_ + "/" + to + ": " + place_.host + " does not copy ranges");
+    }
+    return complete_upload(upload, size, pieces, limits.renewed(began));
+  }();
+  if (!copied) {
+    ++counts_.removes;
+    std::ignore = ask("DELETE", path_of(to), {{"uploadId", upload.id}}, {}, {}, url_, limits.renewed(began));
   }
-  return complete_upload(upload, size, pieces, limits.renewed(began));
+  return copied;
 }
 
 Result<Upload> S3Store::begin_upload(const std::string& key, const RequestLimits& limits) {

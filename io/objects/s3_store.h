@@ -40,6 +40,7 @@ class S3Store : public ObjectStore {
                            const RequestLimits& limits) override;
   Result<uint64_t> end_uploads(std::chrono::seconds older_than, const RequestLimits& limits) override;
 
+  Result<> check_fits(const std::string& key) const override;
   RequestCounts& counts() override { return counts_; }
   const std::string& url() const override { return url_; }
 
@@ -63,7 +64,6 @@ class S3Store : public ObjectStore {
   std::string path_in_bucket(const std::string& key) const {
     return "/" + percent_encoded(bucket_, false) + "/" + percent_encoded(prefix_ + key, true);
   }
-  Result<> check_length(const std::string& key) const;
   // `name`: of what is asked for, for errors.
   Result<HttpAnswer> ask(const std::string& method, const std::string& path, const Texts& query, Texts headers,
                          HttpRequest request, const std::string& name, const RequestLimits& limits);

@@ -31,6 +31,7 @@ class Reader {
 
   // False: it is no XML, not whole, or beyond the bounds.
   bool read(std::string_view xml) {
+    xml.remove_prefix(std::min(xml.find_first_not_of(" \r\n\t"), xml.size()));  // what takes long begins with these
     return XML_Parse(parser_.get(), xml.data(), static_cast<int>(xml.size()), 1) == XML_STATUS_OK && !refused_;
   }
 

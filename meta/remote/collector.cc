@@ -12,7 +12,6 @@
 
 #include "io/fault.h"
 #include "io/json.h"
-#include "io/mutex.h"
 #include "io/parallel.h"
 #include "io/printable.h"
 #include "meta/remote/inventory.h"
@@ -27,6 +26,7 @@ namespace {
 using Time = std::chrono::system_clock::time_point;
 
 constexpr size_t kMostWarnings = 100;
+constexpr std::chrono::seconds kTick{1};  // of servers' clocks
 constexpr const char *kEndedKind = "ended", *kCollectedKind = "collected";
 constexpr io::JsonBounds kCollectedBounds{.bytes = 4096, .values = 64, .text = 1024, .depth = 4};
 
@@ -62,6 +62,7 @@ class Collector {
   Inventory inventory_;
   std::atomic<uint64_t> deleted_ = 0;
   std::map<PushName, Time> dead_;             // since when
+  std::set<PushName> committed_;              // that a commit names, also one that is gone
   std::set<PushName> undecided_;              // parts that are in no commit, and may be
   std::map<std::string, uint64_t> next_;      // by tag: the number that is not decided
   std::set<DecisionName> damaged_;            // commits that stand, and lack files
@@ -131,18 +132,19 @@ Result<> Collector::sort_tag(const std::string& tag) {
        ++at) {
     const auto& [push, objects] = *at;
     known_.insert(push.folder());
-    if (objects.is_ended) dead_[push] = objects.changed;
-    const bool decided_already = dead_.contains(push) || history.commit_of(push);
-    if (!objects.has_part || decided_already) continue;
+    const bool is_committed = history.commit_of(push).has_value();
+    if (is_committed) committed_.insert(push);
+    if (objects.is_ended && !is_committed) dead_[push] = objects.changed;
+    if (!objects.has_part || is_committed || dead_.contains(push)) continue;
     undecided_.insert(push);
     if (io::fault_value("undecided_collected")) dead_[push] = objects.changed;
   }
   return success();
 }
 
-// Is all of it in the list? Files are put before the part, and that before the commit, and the list has the commits
-// before the files.
+// Is all of it in the list? A list takes a while, and a step may be committed meanwhile: it is judged at the next run.
 bool Collector::is_whole(const CommittedStep& step, const PartList& parts) {
+  if (!is_past(step.committed, kTick)) return true;
   for (const PartName& part : parts) {
     const auto listed = inventory_.pushes.find(part.push);
     const ListedFiles files = inventory_.files_of(part.push);
@@ -178,7 +180,7 @@ Result<> Collector::apply_rules() {
 Result<> Collector::end_stale() {
   for (const auto& [push, listed] : inventory_.pushes) {
     if (undecided_.contains(push) && is_past(listed.changed, settings_.unfinished)) TRY(end_part(push));
-    const bool unfinished = listed.begun && !listed.has_part && !dead_.contains(push);
+    const bool unfinished = listed.begun && !listed.has_part && !dead_.contains(push) && !committed_.contains(push);
     if (!unfinished) continue;
     if (is_past(std::max(*listed.begun, inventory_.files_of(push).newest), settings_.unfinished)) TRY(end_push(push));
   }
@@ -187,10 +189,11 @@ Result<> Collector::end_stale() {
 
 // Else it has a part after all.
 Result<> Collector::end_push(const PushName& push) {
+  bool made = true;
   if (!settings_.dry_run) {
-    TRY(io::make_object(store_, part_key(push), line_of(new_document(kEndedKind)), limits()));
+    TRY_ASSIGN(made, io::make_object(store_, part_key(push), line_of(new_document(kEndedKind)), limits()));
   }
-  report_.ended.push_back(push);
+  if (made) report_.ended.push_back(push);
   return success();
 }
 
@@ -222,7 +225,7 @@ Result<> Collector::delete_dead() {
     amount.objects += objects;
     amount.bytes += files.bytes + (listed.has_part ? listed.part_bytes : 0);
     if (!goes || settings_.dry_run) continue;
-    if (files.objects > 0) TRY(delete_files(push));
+    TRY(delete_files(push));
     std::vector<std::string> keys;
     if (listed.begun) keys.push_back(push_key(push));
     const bool part_goes = listed.has_part || io::fault_value("mark_deleted");
@@ -232,6 +235,7 @@ Result<> Collector::delete_dead() {
   return success();
 }
 
+// The part goes after them: a run that is killed before that goes on here the next day.
 Result<> Collector::delete_files(const PushName& push) {
   std::vector<std::string> first, keys;
   const auto note = [&](const io::ObjectInfo& object) -> Result<> {
@@ -241,7 +245,7 @@ Result<> Collector::delete_files(const PushName& push) {
   TRY(io::for_each_object(store_, push.folder(), note, limits()));
   TRY(remove(first));
   TRY(remove(keys));
-  TRY(store_.remove_empty_folders(push.folder(), limits()));
+  TRY(store_.remove_empty_folders(push.folder(), std::chrono::seconds(0), limits()));  // nobody makes it again
   return success();
 }
 
@@ -323,6 +327,9 @@ Result<CollectorReport> Collector::run() {
   TRY(delete_small());
   if (!settings_.dry_run) {
     TRY(end_uploads());
+    for (const char* const prefix : {kPushes, kParts, kVotes}) {
+      TRY(store_.remove_empty_folders(prefix, settings_.grace, limits()));
+    }
     TRY(sign());
   }
   warn_of_foreign();

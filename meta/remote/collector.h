@@ -69,7 +69,7 @@ struct CollectorReport {
   std::vector<Removed> removed;               // in a dry run: would be
   std::vector<PushName> ended;                // likewise
   Amount deleted;                             // likewise
-  Amount waiting;                             // of what is dead since less than a day
+  Amount waiting;                             // of what has been dead for less than a day
   uint64_t uploads = 0;                       // that were ended: ObjectStore::end_uploads()
   std::vector<std::string> warnings;          // in words: what is missing there, or does not belong there
 };

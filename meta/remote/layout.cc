@@ -15,7 +15,7 @@ namespace ckptfs::meta::remote {
 namespace {
 
 constexpr size_t kIdDigits = 16;
-constexpr size_t kLongestTag = 230;  // a file name has room for "~" and the number of a later commit behind it
+constexpr size_t kLongestTag = 230;  // a file name has room for ".<id>" behind it, or for "~" and a number
 
 // A number as it is written here: decimal, and nothing before it.
 template <class Number>

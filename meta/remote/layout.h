@@ -31,7 +31,6 @@ inline constexpr uint64_t kChunkBytes = uint64_t{1} << 20;
 
 inline constexpr uint32_t kMostSlots = 1 << 16;
 
-inline constexpr const char* kOwnPrefix = ".ckptfs/";
 inline constexpr const char* kSeries = ".ckptfs/series/";
 inline constexpr const char* kFactsKey = ".ckptfs/series/series.json";
 inline constexpr const char* kPushes = ".ckptfs/pushes/";

@@ -5,16 +5,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <map>
-#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "io/fault.h"
 #include "io/log.h"
-#include "io/mutex.h"
 #include "io/parallel.h"
 #include "meta/remote/collector.h"
 #include "meta/remote/file_content.h"
@@ -35,10 +32,9 @@ Result<> without_source(const Error& error) {
   return success();
 }
 
-// Is it the store that cannot do it, or what is copied that is gone? Then the file is sent.
-bool is_sent_instead(const Error& error) {
-  return error.errno_value() == ENOENT || (!io::can_pass(error) && error.errno_value() != ECANCELED);
-}
+// Of a copy in the store: what takes longer, or is not answered for so long, is sent.
+constexpr std::chrono::minutes kCopyTime{30}, kCopySilence{5};
+constexpr int kMostPasses = 2;
 
 // A file that is to be there when the part is put.
 struct PushedFile {
@@ -70,12 +66,17 @@ class Pusher {
 
   io::RequestLimits limits() const { return io::RequestLimits::within(settings_.time, settings_.stop); }
   io::RequestLimits file_limits() const { return io::RequestLimits::within(settings_.file_time, settings_.stop); }
+  io::RequestLimits copy_limits() const {
+    io::RequestLimits limits = io::RequestLimits::within(kCopyTime, settings_.stop);
+    limits.stall = kCopySilence;
+    return limits;
+  }
   const Entry& entry_of(const PushedFile& file) const { return image_.entries()[file.index]; }
   std::string key_of(const PushedFile& file) const { return file_key(push_, slot_.slots, entry_of(file).path); }
   Result<> for_each(const Files& files, unsigned parallel, const std::function<Result<>(PushedFile&)>& work) const {
     return io::for_each_parallel(files.size(), std::max(1U, parallel), [&](size_t i) { return work(*files[i]); });
   }
-  Result<> digest_content();
+  Result<> look_at_image();
   Result<std::optional<PushedPart>> find_part(const TagParts& listed);
   Result<bool> can_stay(const SlotPart& part, const TagParts& listed, const TagDecisions& decisions);
   Result<> choose_push(const TagParts& listed);
@@ -84,14 +85,19 @@ class Pusher {
   Result<> add_source(const DecisionName& decision);
   Result<> plan();
   Result<std::string> find_source(const Entry& file, const std::vector<io::Digest>& digests, const io::Digest& digest);
-  Result<> copy_files();
+  Result<> copy_files(const Files& all);
   Result<> copy(PushedFile& file);
   Result<> send_large(const Files& files);
   Result<> begin_upload(PushedFile& file, std::vector<PushedPiece>& pieces);
   Result<> send_piece(const PushedPiece& piece);
   Result<> complete(PushedFile& file);
   Result<> send_small(PushedFile& file);
-  Result<> send_files();
+  Result<> send_files(const Files& all);
+  Result<> bring_files();
+  Result<> find_missing();
+  Result<> bring_all();
+  Result<> list_arrived();
+  bool has_arrived(size_t index) const;
   Result<> forget_upload(const PushedFile& file, const Error& why);
   Result<> note_arrived(const PushedFile& file);
   FileContent content_of(const PushedFile& file, uint64_t offset, uint64_t size);
@@ -119,9 +125,13 @@ class Pusher {
   std::atomic<uint64_t> not_copied_ = 0;
 };
 
-Result<> Pusher::digest_content() {
+Result<> Pusher::look_at_image() {
   TRY_ASSIGN(content_, remote::content_of(image_));
-  for (const Entry& entry : image_.entries()) bytes_ += entry.size;
+  const PushName any{image_.tag(), slot_.slot, std::string(16, '0')};
+  for (const Entry& entry : image_.entries()) {
+    bytes_ += entry.size;
+    if (entry.kind == Entry::Kind::file) TRY(store_.check_fits(file_key(any, slot_.slots, entry.path)));
+  }
   return success();
 }
 
@@ -173,12 +183,24 @@ Result<> Pusher::choose_push(const TagParts& listed) {
     return say_that_it_goes_on();
   }
   push_ = *before;
+  TRY(say_that_it_goes_on());
+  return list_arrived();
+}
+
+Result<> Pusher::list_arrived() {
+  arrived_.clear();
   const auto note = [this](const io::ObjectInfo& object) -> Result<> {
     arrived_.emplace(object.key, object.size);
     return success();
   };
-  TRY(say_that_it_goes_on());
   return io::for_each_object(store_, push_.folder(), note, limits());
+}
+
+// In its whole length.
+bool Pusher::has_arrived(size_t index) const {
+  const Entry& entry = image_.entries()[index];
+  const auto there = arrived_.find(file_key(push_, slot_.slots, entry.path));
+  return there != arrived_.end() && there->second == entry.size;
 }
 
 // At the begin, and each day.
@@ -246,9 +268,7 @@ Result<> Pusher::plan() {
     if (entry.kind != Entry::Kind::file) continue;
     TRY_ASSIGN(const auto digests, digests_of(image_, index));
     PushedFile file{index, io::digest_of(std::as_bytes(std::span(digests))), ""};
-    const auto there = arrived_.find(key_of(file));
-    const bool is_there = trusts || (there != arrived_.end() && there->second == entry.size);
-    if (is_there && journal_.has_file(entry.path)) {
+    if ((trusts || has_arrived(index)) && journal_.has_file(entry.path)) {
       copied_ += entry.size;
       continue;
     }
@@ -268,8 +288,8 @@ Result<> Pusher::note_arrived(const PushedFile& file) {
 
 Result<> Pusher::copy(PushedFile& file) {
   TRY(say_that_it_goes_on());
-  const auto copied = store_.copy(file.copied_from, key_of(file), entry_of(file).size, file_limits());
-  if (!copied && !is_sent_instead(copied.error())) return copied;
+  const auto copied = store_.copy(file.copied_from, key_of(file), entry_of(file).size, copy_limits());
+  if (!copied && copied.error().errno_value() == ECANCELED) return copied;
   if (!copied) {
     if (++not_copied_ == 1) log::warn("what could be copied there is sent: {}", copied.error().message());
     file.copied_from.clear();
@@ -279,14 +299,12 @@ Result<> Pusher::copy(PushedFile& file) {
   return note_arrived(file);
 }
 
-Result<> Pusher::copy_files() {
+Result<> Pusher::copy_files(const Files& all) {
   Files files;
-  for (PushedFile& file : files_) {
-    if (!file.copied_from.empty()) files.push_back(&file);
+  for (PushedFile* const file : all) {
+    if (!file->copied_from.empty()) files.push_back(file);
   }
-  TRY(for_each(files, settings_.parallel, [this](PushedFile& file) { return copy(file); }));
-  if (not_copied_ > 1) log::warn("{} files could not be copied there, and are sent", not_copied_.load());
-  return success();
+  return for_each(files, settings_.parallel, [this](PushedFile& file) { return copy(file); });
 }
 
 FileContent Pusher::content_of(const PushedFile& file, uint64_t offset, uint64_t size) {
@@ -313,7 +331,7 @@ Result<> Pusher::begin_upload(PushedFile& file, std::vector<PushedPiece>& pieces
     TRY_ASSIGN(file.upload, store_.begin_upload(key_of(file), limits()));
     TRY(journal_.add_upload(entry.path, file.upload.id, file.piece));
   } else {
-    file.upload = {key_of(file), known.id};
+    file.upload = {key_of(file), known.id, true};
   }
   for (uint32_t number = 1; number <= file.tags.size(); ++number) {
     const auto arrived = known.pieces.find(number);
@@ -367,18 +385,52 @@ Result<> Pusher::send_small(PushedFile& file) {
   return note_arrived(file);
 }
 
-Result<> Pusher::send_files() {
-  Files large, small, last;
-  for (PushedFile& file : files_) {
-    if (!file.copied_from.empty()) continue;
-    const Entry& entry = entry_of(file);
-    (entry.size > settings_.piece_bytes ? large : comes_last(entry.path) ? last : small).push_back(&file);
+Result<> Pusher::send_files(const Files& all) {
+  Files large, small;
+  for (PushedFile* const file : all) {
+    if (!file->copied_from.empty()) continue;
+    (entry_of(*file).size > settings_.piece_bytes ? large : small).push_back(file);
   }
   TRY(send_large(large));
-  for (const Files* const files : {&small, &last}) {
-    TRY(for_each(*files, settings_.parallel_small, [this](PushedFile& file) { return send_small(file); }));
+  return for_each(small, settings_.parallel_small, [this](PushedFile& file) { return send_small(file); });
+}
+
+// All files, and at last those that say that a model is there.
+Result<> Pusher::bring_files() {
+  Files first, last;
+  for (PushedFile& file : files_) (comes_last(entry_of(file).path) ? last : first).push_back(&file);
+  for (const Files* const files : {&first, &last}) {
+    TRY(copy_files(*files));
+    TRY(send_files(*files));
+  }
+  if (not_copied_ > 1) log::warn("{} files could not be copied there, and are sent", not_copied_.load());
+  return success();
+}
+
+// The files of the image that are not there in their whole length, by a list: what was copied may have been cut short
+// where it was copied from, and the store may have been restored from a copy meanwhile.
+Result<> Pusher::find_missing() {
+  TRY(list_arrived());
+  files_.clear();
+  for (size_t index = 0; index < image_.entries().size(); ++index) {
+    if (image_.entries()[index].kind != Entry::Kind::file || has_arrived(index)) continue;
+    TRY_ASSIGN(const auto digests, digests_of(image_, index));
+    files_.push_back({index, io::digest_of(std::as_bytes(std::span(digests))), ""});
   }
   return success();
+}
+
+Result<> Pusher::bring_all() {
+  for (int round = 1; round <= kMostPasses; ++round) {
+    TRY(bring_files());
+    if (io::fault_value("journal_trusted")) return success();
+    TRY(find_missing());
+    if (files_.empty()) return success();
+    for (const PushedFile& file : files_) TRY(journal_.add_upload(entry_of(file).path, "", 0));
+    log::warn("{}/{}: {} files of {} are not there as they were sent", store_.url(), push_.folder(), files_.size(),
+              image_.tag());
+  }
+  return Error(EAGAIN, store_.url() + "/" + key_of(files_.front()) + ": it is not there as it was sent");
 }
 
 Result<Part> Pusher::make_part() {
@@ -400,7 +452,7 @@ Result<Part> Pusher::make_part() {
 
 Result<> Pusher::put_part(const Part& part) {
   TRY_ASSIGN(const bool current, image_.is_current());
-  if (!current && !io::fault_value("part_unchecked")) {
+  if (!current) {
     return Error(ESTALE, image_.tag() + " has changed since it was read");
   }
   const std::string key = part_key(push_);
@@ -414,7 +466,7 @@ Result<> Pusher::put_part(const Part& part) {
 
 Result<PushedPart> Pusher::run() {
   TRY(check_tag(image_.tag()));
-  TRY(digest_content());
+  TRY(look_at_image());
   TRY_ASSIGN(const TagParts listed, list_parts(store_, image_.tag(), limits()));
   TRY_ASSIGN(auto found, find_part(listed));
   if (found) {
@@ -425,8 +477,7 @@ Result<PushedPart> Pusher::run() {
   TRY(choose_push(listed));
   TRY(plan());
   report("");
-  TRY(copy_files());
-  TRY(send_files());
+  TRY(bring_all());
   TRY_ASSIGN(const Part part, make_part());
   TRY(put_part(part));
   report(part_key(push_));

@@ -51,7 +51,7 @@ class Verifier {
   const Entry& entry_of(const VerifyJob& job) const { return step_.part(job.slot).entries()[job.entry]; }
   uint64_t bytes_of(const VerifyJob& job) const { return std::min(kVerifiedAtOnce, entry_of(job).size - job.offset); }
 
-  // Lists the objects of the part's push. Notes what is not there, is or is of another length.
+  // Lists the objects of the part's push. Notes what is not there, or is of another length.
   Result<> find_objects(const Part& part) {
     const PartHeader& header = part.header();
     std::map<std::string, uint64_t> sizes;

@@ -25,8 +25,9 @@ class TagHistory {
   const std::map<uint64_t, PartList>& commits() const { return commits_; }
   // The number of the commit that names this part. There is one at most (election.h).
   std::optional<uint64_t> commit_of(const PushName& part) const;
-  // Did a void of the collector's name it? Then no commit will. The number of the first such void.
+  // Did a void of the collector's name it? Then no commit will.
   bool is_ended(const PushName& part) const { return ended_.contains(part); }
+  // Each such part, and the number of the first void that names it.
   const std::map<PushName, uint64_t>& ended() const { return ended_; }
   // The highest PartHeader::number of a slot's parts that a commit names; 0: none does.
   uint64_t highest_number(uint32_t slot) const;

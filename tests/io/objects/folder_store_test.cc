@@ -154,11 +154,20 @@ TEST_F(FolderStoreTest, EndsWhatWritersHaveLeft) {
 
 TEST_F(FolderStoreTest, AnUploadAppearsWhenItIsComplete) {
   const Upload upload = store_->begin_upload("a/b", {}).value();
-  ASSERT_OK(store_->put_piece(upload, 2, 5, content_of("world"), {}));
+  const std::string world = store_->put_piece(upload, 2, 5, content_of("world"), {}).value();
   EXPECT_EQ(keys(""), std::vector<std::string>{});
-  EXPECT_ERRNO(EIO, store_->complete_upload(upload, 11, {"", ""}, {})) << "it lacks a byte";
+  EXPECT_ERRNO(ENOENT, store_->complete_upload(upload, 11, {"", world}, {})) << "it lacks a byte";
+  const std::string hello = store_->put_piece(upload, 1, 0, content_of("hello"), {}).value();
+  Upload known = upload;
+  known.is_known = true;
+  for (const auto& pieces :
+       {std::vector{world, hello}, std::vector{hello, hello}, std::vector<std::string>{"", world}}) {
+    EXPECT_ERRNO(ENOENT, store_->complete_upload(known, 10, pieces, {})) << "it does not hold what was put";
+  }
+  std::fstream(folder_.path(".ckptfs-uploads/" + upload.id), std::ios::in | std::ios::out) << "HE";
+  EXPECT_ERRNO(ENOENT, store_->complete_upload(known, 10, {hello, world}, {})) << "the folder was restored, say";
   ASSERT_OK(store_->put_piece(upload, 1, 0, content_of("hello"), {}));
-  ASSERT_OK(store_->complete_upload(upload, 10, {"", ""}, {}));
+  ASSERT_OK(store_->complete_upload(known, 10, {hello, world}, {}));
   EXPECT_EQ(text_of("a/b").value(), "helloworld");
   ASSERT_OK(store_->complete_upload(upload, 10, {"", ""}, {})) << "it was completed before";
   EXPECT_ERRNO(ENOENT, store_->complete_upload(upload, 9, {""}, {}));
@@ -184,12 +193,14 @@ TEST_F(FolderStoreTest, RemovesEmptyFoldersOfAPrefix) {
   }
   ASSERT_OK(make("two/full", "x"));
   std::filesystem::create_directories(folder_.path("two/empty"));
-  EXPECT_EQ(store_->remove_empty_folders("one/", {}).value(), 4U);
+  const std::chrono::seconds now{0}, day{86'400};
+  EXPECT_EQ(store_->remove_empty_folders("one/", day, {}).value(), 0U) << "they are young";
+  EXPECT_EQ(store_->remove_empty_folders("one/", now, {}).value(), 4U);
   EXPECT_FALSE(std::filesystem::exists(folder_.path("one")));
-  EXPECT_EQ(store_->remove_empty_folders("two/", {}).value(), 1U);
+  EXPECT_EQ(store_->remove_empty_folders("two/", now, {}).value(), 1U);
   EXPECT_EQ(text_of("two/full").value(), "x");
   EXPECT_TRUE(std::filesystem::exists(folder_.path("mine/empty")));
-  EXPECT_EQ(store_->remove_empty_folders("none/", {}).value(), 0U);
+  EXPECT_EQ(store_->remove_empty_folders("none/", now, {}).value(), 0U);
   ASSERT_OK(make("one/a/x", "x"));
 }
 
@@ -208,15 +219,21 @@ TEST_F(FolderStoreTest, ContentThatCannotBeReadMakesNoObject) {
   EXPECT_ERRNO(ENOENT, text_of("a"));
 }
 
-TEST_F(FolderStoreTest, WhatIsNeitherFileNorFolderIsAnError) {
-  ASSERT_OK(make("a", "x"));
+TEST_F(FolderStoreTest, WhatIsNeitherFileNorFolderIsNoObject) {
+  ASSERT_OK(make("a/b", "x"));
   ASSERT_EQ(::symlink("/etc", folder_.path("link").c_str()), 0);
-  EXPECT_ERRNO(ELOOP, text_of("link"));
-  EXPECT_ERRNO(EPROTO, store_->list("", "", {}));
-  std::filesystem::remove(folder_.path("link"));
+  ASSERT_EQ(::symlink("/etc/passwd", folder_.path("a/link").c_str()), 0);
   ASSERT_EQ(::mkfifo(folder_.path("pipe").c_str(), 0600), 0);
+  EXPECT_EQ(keys(""), std::vector<std::string>{"a/b"});
+  EXPECT_ERRNO(ELOOP, text_of("a/link"));
   EXPECT_ERRNO(EPROTO, text_of("pipe"));
-  EXPECT_ERRNO(EPROTO, store_->list("", "", {}));
+  EXPECT_ERRNO(EPROTO, store_->list("link/", "", {})) << "it is not followed";
+  EXPECT_ERRNO(EPROTO, store_->remove_empty_folders("link/", std::chrono::seconds(0), {}));
+}
+
+TEST_F(FolderStoreTest, AKeyThatIsTooLongIsRefusedBeforehand) {
+  EXPECT_OK(store_->check_fits(std::string(4094 - folder_.path().size(), 'a')));
+  EXPECT_ERRNO(EINVAL, store_->check_fits(std::string(4095 - folder_.path().size(), 'a')));
 }
 
 }  // namespace

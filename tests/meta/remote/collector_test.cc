@@ -77,18 +77,18 @@ class CollectorTest : public ::testing::Test {
   void set(const std::string& rule, const std::string& value) {
     ASSERT_OK(change_rules(store_, "node0", [&](RemoteRules& rules) { return set_rule(rules, rule, value); }, {}));
   }
-  Result<CollectorReport> look() { return collect(store_, collecting_); }
-  CollectorReport looked() {
-    auto report = look();
+  Result<CollectorReport> run_once() { return collect(store_, collecting_); }
+  CollectorReport ran() {
+    auto report = run_once();
     EXPECT_OK(report);
     return report ? std::move(report).value() : CollectorReport{};
   }
   // A run a day, as a mount does it.
-  CollectorReport look_for_days(int count) {
+  CollectorReport run_for_days(int count) {
     CollectorReport last;
     for (int day = 0; day < count; ++day) {
       pass_days(1);
-      last = looked();
+      last = ran();
     }
     return last;
   }
@@ -115,7 +115,7 @@ TEST_F(CollectorTest, WhatStandsIsLeftAlone) {
   EXPECT_FALSE(last_collection(store_, {}).value());
   auto before = store_.keys();
   std::erase_if(before, [](const std::string& key) { return key.starts_with(kPushes); });
-  look_for_days(30);
+  run_for_days(30);
   auto after = store_.keys();
   EXPECT_EQ(std::erase(after, kCollectedKey), 1U);
   EXPECT_EQ(after, before) << "but for what said that the pushes go on";
@@ -127,19 +127,19 @@ TEST_F(CollectorTest, ARemovedStepIsReadableForADayAndGoesAtOnceThen) {
   commit("step_1", 1);
   commit("step_2", 2);
   remove("step_1");
-  EXPECT_EQ(looked().waiting.objects, 7U) << "five files, the part, and what says that it goes on";
+  EXPECT_EQ(ran().waiting.objects, 7U) << "five files, the part, and what says that it goes on";
   pass(std::chrono::hours(23));
-  EXPECT_EQ(looked().deleted.objects, 0U);
+  EXPECT_EQ(ran().deleted.objects, 0U);
   expect_whole("step_1");
   pass(std::chrono::hours(2));
-  const CollectorReport report = looked();
+  const CollectorReport report = ran();
   EXPECT_GE(report.deleted.bytes, 5 * kBytes);
   EXPECT_EQ(report.waiting.objects, 0U);
   EXPECT_THAT(store_.keys("step_1."), IsEmpty());
   EXPECT_THAT(store_.keys(std::string(kParts) + "step_1/"), IsEmpty());
   EXPECT_FALSE(verify("step_1"));
   expect_whole("step_2");
-  EXPECT_EQ(look_for_days(3).deleted.objects, 0U);
+  EXPECT_EQ(run_for_days(3).deleted.objects, 0U);
   EXPECT_THAT(store_.keys(kSteps), SizeIs(2)) << "commits stay: they count";
 }
 
@@ -150,10 +150,10 @@ TEST_F(CollectorTest, WhatArrivesLateOfARemovedStepGoes) {
   const std::string file = store_.keys("step_1.").front(), part = store_.keys(std::string(kParts) + "step_1/").front();
   const auto objects = store_.copy();
   remove("step_1");
-  look_for_days(3);
+  run_for_days(3);
   for (const std::string& key : {file, part}) {
     ASSERT_OK(store_.put(key, io::content_of(std::string_view(objects.at(key).content)), io::PutMode::make, {}));
-    look_for_days(1);
+    run_for_days(1);
     EXPECT_THAT(store_.keys(key), IsEmpty());
   }
   expect_whole("step_2");
@@ -173,7 +173,7 @@ TEST_F(CollectorTest, WhatSaysThatAModelIsThereGoesFirst) {
     return io::testing::MemoryStore::Fate::done;
   };
   collecting_.parallel = 1;
-  looked();
+  ran();
   ASSERT_THAT(removed, SizeIs(6));
   EXPECT_EQ(removed.front(), "config.json");
 }
@@ -185,15 +185,15 @@ TEST_F(CollectorTest, RulesRemoveAllButWhatTheyKeep) {
   ASSERT_OK(
       change_rules(store_, "node0", [](RemoteRules& rules) { return rules.pins.insert("step_2"), success(); }, {}));
   collecting_.dry_run = true;
-  EXPECT_THAT(looked().removed, SizeIs(4));
+  EXPECT_THAT(ran().removed, SizeIs(4));
   EXPECT_THAT(store_.keys(kGone), IsEmpty());
   collecting_.dry_run = false;
-  const CollectorReport report = looked();
+  const CollectorReport report = ran();
   ASSERT_THAT(report.removed, SizeIs(4));
   EXPECT_THAT(report.removed[0].why, HasSubstr("keep_every=5, keep_last=2"));
   EXPECT_THAT(store_.keys(kGone), ElementsAre(gone_key({"step_1", 1}), gone_key({"step_3", 1}), gone_key({"step_4", 1}),
                                               gone_key({"step_6", 1})));
-  look_for_days(4);
+  run_for_days(4);
   for (const char* const name : {"step_2", "step_5", "step_7", "step_8"}) expect_whole(name);
 }
 
@@ -206,14 +206,14 @@ TEST_F(CollectorTest, APinHoldsTheCommitThatItNames) {
   collecting_.dry_run = true;
   for (const std::string pinned : {"step_1", "step_1~2"}) {
     ASSERT_OK(change_rules(store_, "node0", [&](RemoteRules& rules) { return rules.pins = {pinned}, success(); }, {}));
-    const CollectorReport report = looked();
+    const CollectorReport report = ran();
     ASSERT_THAT(report.removed, SizeIs(1)) << pinned;
     EXPECT_EQ(report.removed[0].step.name(), pinned == "step_1" ? "step_1~2" : "step_1");
   }
   collecting_.dry_run = false;
-  looked();
+  ran();
   EXPECT_THAT(store_.keys(kGone), ElementsAre(gone_key({"step_1", 1})));
-  look_for_days(4);
+  run_for_days(4);
   for (const char* const name : {"step_1~2", "step_2"}) expect_whole(name);
   EXPECT_FALSE(verify("step_1"));
 }
@@ -223,7 +223,7 @@ TEST_F(CollectorTest, NoRuleRemovesTheNewestStep) {
   set("keep_for", "1h");
   commit("step_2", 2);
   pass_days(10);
-  EXPECT_THAT(looked().removed, SizeIs(1));
+  EXPECT_THAT(ran().removed, SizeIs(1));
   expect_whole("step_2");
 }
 
@@ -231,11 +231,11 @@ TEST_F(CollectorTest, ADryRunWritesNothing) {
   commit("step_1", 1);
   commit("step_2", 2);
   set("keep_last", "1");
-  look_for_days(2);
+  run_for_days(1);  // step_1 gets its tombstone; its files wait
   pass_days(2);
   const auto before = store_.keys();
   collecting_.dry_run = true;
-  looked();
+  EXPECT_GE(ran().deleted.objects, 6U) << "five files and the part would go";
   EXPECT_EQ(store_.keys(), before);
 }
 
@@ -252,12 +252,12 @@ TEST_F(CollectorTest, APushWithoutNewsForAWeekIsEndedAndBeginsAnew) {
   }
   store_.fate = [](auto&, auto&) { return io::testing::MemoryStore::Fate::done; };
   ASSERT_THAT(store_.keys("step_2."), SizeIs(5));
-  look_for_days(6);
+  run_for_days(6);
   EXPECT_THAT(store_.keys(std::string(kParts) + "step_2/"), IsEmpty());
   pass_days(2);
-  EXPECT_THAT(looked().ended, SizeIs(1));
+  EXPECT_THAT(ran().ended, SizeIs(1));
   EXPECT_THAT(store_.keys(std::string(kParts) + "step_2/"), SizeIs(1));
-  look_for_days(1);
+  run_for_days(1);
   EXPECT_THAT(store_.keys("step_2."), IsEmpty());
   EXPECT_THAT(store_.keys(std::string(kParts) + "step_2/"), SizeIs(1)) << "what took the part's name stays";
   const PushedPart part = push(image);  // with the journal of the push that was ended
@@ -269,11 +269,11 @@ TEST_F(CollectorTest, APartThatStaysUndecidedIsEnded) {
   const BuiltImage image("step_1", part_of(1));
   const PushedPart part = push(image, slot(0, 2));
   EXPECT_EQ(decide(image, part, slot(0, 2)).missing, std::vector<uint32_t>{1});
-  look_for_days(6);
+  run_for_days(6);
   EXPECT_THAT(store_.keys(kSteps), IsEmpty());
-  look_for_days(2);
+  run_for_days(2);
   EXPECT_THAT(store_.keys(kSteps), ElementsAre(step_key({"step_1", 1})));
-  look_for_days(1);
+  run_for_days(1);
   EXPECT_THAT(store_.keys("step_1."), IsEmpty());
   EXPECT_THAT(store_.keys(kParts), IsEmpty());
 
@@ -299,7 +299,7 @@ TEST_F(CollectorTest, WhoLooksWhenTheCommitIsGoneIsTold) {
   EXPECT_EQ(decide(image, part, slot(0, 2)).state, State::waits);
   EXPECT_EQ(decide(other_image, other_part, slot(1, 2)).state, State::committed);
   remove("step_1");
-  look_for_days(4);
+  run_for_days(4);
   ASSERT_THAT(store_.keys(kParts), IsEmpty());
   const TagStatus status = decide(image, part, slot(0, 2));
   EXPECT_EQ(status.state, State::committed) << status.reason;
@@ -316,7 +316,7 @@ TEST_F(CollectorTest, WhoLooksWhenTheCommitIsGoneIsTold) {
 TEST_F(CollectorTest, WhoStillHoldsAnEndedPartIsTold) {
   const BuiltImage image("step_1", part_of(1));
   const PushedPart part = push(image, slot(0, 2));
-  look_for_days(8);
+  run_for_days(8);
   BuiltPart other;
   other.file("other.bin", bytes_for(100, 9));
   const BuiltImage other_image("step_1", other);
@@ -329,7 +329,7 @@ TEST_F(CollectorTest, WhoStillHoldsAnEndedPartIsTold) {
 TEST_F(CollectorTest, ASlotWhosePartWasEndedWaitsForNobody) {
   const BuiltImage image("step_1", part_of(1));
   const PushedPart part = push(image, slot(0, 2));
-  look_for_days(8);
+  run_for_days(8);
   EXPECT_EQ(decide(image, part, slot(0, 2)).state, State::ended);
 }
 
@@ -339,7 +339,7 @@ TEST_F(CollectorTest, AStepThatIsAgainAsItOnceWasIsCommittedAnew) {
   commit("step_1", 2);
   commit("step_2", 3);
   remove("step_1~2");
-  look_for_days(4);
+  run_for_days(4);
   commit("step_1", 1);
   expect_whole("step_1~3");
 }
@@ -349,7 +349,7 @@ TEST_F(CollectorTest, AProbeThatIsThereIsItsOwn) {
   collecting_.id = [] { return std::string("0123456789abcdef"); };
   ASSERT_OK(store_.put(std::string(kProbe) + "0123456789abcdef", io::content_of(std::string_view("?")),
                        io::PutMode::make, {}));
-  looked();
+  ran();
 }
 
 // Its part was put, the reply was lost, and the machine was off for a month: the journal names files that are gone.
@@ -364,7 +364,7 @@ TEST_F(CollectorTest, AJournalOfLongAgoIsNotTrusted) {
     EXPECT_FALSE(push_part(store_, slot(), image, its_journal, pushing_));
     store_.fate = [](auto&, auto&) { return io::testing::MemoryStore::Fate::done; };
   }
-  look_for_days(12);
+  run_for_days(12);
   EXPECT_THAT(store_.keys("step_1."), IsEmpty());
   const PushedPart part = push(image);
   EXPECT_EQ(part.copied, 0U);
@@ -376,7 +376,7 @@ TEST_F(CollectorTest, NumbersGoOnWhenOldPartsAreGone) {
   commit("step_1", 1);
   commit("step_2", 2);
   remove("step_1");
-  look_for_days(4);
+  run_for_days(4);
   ASSERT_THAT(store_.keys(std::string(kParts) + "step_1/"), IsEmpty());
   const BuiltImage image("step_1", part_of(7));
   EXPECT_EQ(push(image).name.number, 2U);
@@ -394,7 +394,7 @@ TEST_F(CollectorTest, ARemovedStepIsKnownByItsContent) {
   ASSERT_TRUE(removed.value());
   EXPECT_EQ(removed.value()->why, "by hand");
   EXPECT_FALSE(find_removed(store_, "step_1", 0, content_of(changed).value(), {}).value());
-  look_for_days(4);
+  run_for_days(4);
   EXPECT_TRUE(find_removed(store_, "step_1", 0, content, {}).value()) << "also when its part is gone";
 }
 
@@ -411,7 +411,7 @@ TEST_F(CollectorTest, TheCostOfAStepIsWhatItsRemovalGivesBack) {
   EXPECT_EQ(usage.value().needless, 0U);
   remove("step_2");
   EXPECT_EQ(measure_usage(store_, {}).value().needless, 5 * kBytes);
-  look_for_days(2);
+  run_for_days(2);
   const RemoteUsage after = measure_usage(store_, {}).value();
   EXPECT_EQ(after.needless, 0U);
   EXPECT_EQ(after.needed, 10 * kBytes);
@@ -426,7 +426,7 @@ TEST_F(CollectorTest, AListThatLacksADecisionStopsIt) {
   auto without = store_.copy();
   without.erase(step_key({"step_1", 1}));
   store_.restore(without);
-  const auto report = look();
+  const auto report = run_once();
   ASSERT_FALSE(report);
   EXPECT_ERRNO(EIO, report);
   EXPECT_THAT(report.error().message(), HasSubstr(step_key({"step_1", 1})));
@@ -440,20 +440,40 @@ TEST_F(CollectorTest, AStepThatLacksFilesCountsForNoRule) {
   const auto whole = store_.copy();
   ASSERT_OK(store_.remove(lost, {}));
   ASSERT_OK(store_.remove(part, {}));
-  const CollectorReport report = looked();
+  const CollectorReport report = ran();
   EXPECT_THAT(report.removed, IsEmpty()) << "step_1 and step_2 are the newest that are whole";
   ASSERT_THAT(report.warnings, SizeIs(2));
   EXPECT_THAT(report.warnings[0], HasSubstr("step_3: its part is not there"));
   EXPECT_THAT(report.warnings[1], HasSubstr("step_4: 4 of 5 files are there"));
   EXPECT_THAT(report.warnings[1], HasSubstr("that step is damaged"));
-  look_for_days(3);
+  run_for_days(3);
   for (const char* const name : {"step_1", "step_2"}) expect_whole(name);
   EXPECT_THAT(store_.keys(kGone), IsEmpty());
+  collecting_.dry_run = true;
+  io::set_fault("damaged_counts", "1");
+  EXPECT_THAT(ran().removed, SizeIs(2)) << "else they would go";
+  io::set_fault("damaged_counts", "");
+  collecting_.dry_run = false;
   remove("step_3");
-  look_for_days(2);
+  run_for_days(2);
   EXPECT_THAT(store_.keys("step_3."), IsEmpty()) << "by hand it goes";
   store_.restore(whole);
-  EXPECT_THAT(looked().removed, SizeIs(2));
+  EXPECT_THAT(ran().removed, SizeIs(2));
+}
+
+// Who brings the part back has the step back: its files stay, however long that takes.
+TEST_F(CollectorTest, AStepWhosePartIsLostKeepsItsFiles) {
+  commit("step_1", 1);
+  commit("step_2", 2);
+  const auto whole = store_.copy();
+  const std::string part = store_.keys(std::string(kParts) + "step_1/").front();
+  ASSERT_OK(store_.remove(part, {}));
+  const CollectorReport report = run_for_days(20);
+  EXPECT_THAT(report.ended, IsEmpty());
+  EXPECT_THAT(report.warnings, ElementsAre(HasSubstr("step_1: its part is not there")));
+  EXPECT_THAT(store_.keys("step_1."), SizeIs(5));
+  ASSERT_OK(store_.put(part, io::content_of(std::string_view(whole.at(part).content)), io::PutMode::make, {}));
+  expect_whole("step_1");
 }
 
 // What it restores from is older: the tombstones are gone, so the steps stand again.
@@ -462,10 +482,10 @@ TEST_F(CollectorTest, AStoreThatWasRestoredLosesNothingMore) {
   commit("step_2", 2);
   const auto older = store_.copy();
   remove("step_1");
-  look_for_days(3);
+  run_for_days(3);
   ASSERT_THAT(store_.keys("step_1."), IsEmpty());
   store_.restore(older);
-  look_for_days(4);
+  run_for_days(4);
   for (const char* const name : {"step_1", "step_2"}) expect_whole(name);
 }
 
@@ -476,8 +496,8 @@ TEST_F(CollectorTest, WhatIsForeignIsNamedAndStays) {
     ASSERT_OK(store_.put(key, io::content_of(std::string_view("hello")), io::PutMode::make, {}));
   }
   pass_days(1);
-  EXPECT_THAT(looked().warnings, ElementsAre(HasSubstr("mine.0123456789abcdef/"), HasSubstr("notes/mine.txt")));
-  look_for_days(20);
+  EXPECT_THAT(ran().warnings, ElementsAre(HasSubstr("mine.0123456789abcdef/"), HasSubstr("notes/mine.txt")));
+  run_for_days(20);
   EXPECT_THAT(store_.keys("notes/"), SizeIs(1));
   EXPECT_THAT(store_.keys(mine), SizeIs(1));
   expect_whole("step_1");
@@ -489,7 +509,7 @@ TEST_F(CollectorTest, ADamagedCommitStopsIt) {
   auto objects = store_.copy();
   objects.at(step_key({"step_1", 1})).content.replace(3, 5, "XXXXX");
   store_.restore(objects);
-  const auto report = look();
+  const auto report = run_once();
   ASSERT_FALSE(report);
   EXPECT_ERRNO(EBADMSG, report);
   EXPECT_THAT(report.error().message(), HasSubstr(step_key({"step_1", 1})));
@@ -505,9 +525,9 @@ TEST_F(CollectorTest, UploadsOfDeadProcessesEnd) {
     PushJournal its_journal = journal();
     EXPECT_FALSE(push_part(store_, slot(), image, its_journal, pushing_));
   }
-  EXPECT_EQ(look_for_days(6).uploads, 0U);
+  EXPECT_EQ(run_for_days(6).uploads, 0U);
   EXPECT_EQ(store_.uploads(), 1U);
-  EXPECT_EQ(look_for_days(1).uploads, 1U);
+  EXPECT_EQ(run_for_days(1).uploads, 1U);
   EXPECT_EQ(store_.uploads(), 0U);
 }
 

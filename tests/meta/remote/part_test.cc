@@ -91,7 +91,10 @@ TEST_F(PartTest, GoesThereAndBack) {
   const auto chunks = again.chunks(file, 0, file.chunks()).value();
   EXPECT_EQ(chunks[3].length, 7U);
   EXPECT_EQ(chunks[1].length, kChunkBytes);
-  EXPECT_EQ(chunks[2].digest, again.chunks(file, 2, 1).value().front().digest);
+  const std::string content = bytes_for(3 * kChunkBytes + 7, 1);
+  const auto third = std::as_bytes(std::span(content)).subspan(2 * kChunkBytes, kChunkBytes);
+  EXPECT_EQ(chunks[2].digest, io::digest_of(third));
+  EXPECT_EQ(again.chunks(file, 2, 1).value().front().digest, io::digest_of(third));
   EXPECT_FALSE(again.find("sub/deep/none"));
   EXPECT_ERRNO(EINVAL, again.chunks(file, 3, 2));
   EXPECT_ERRNO(EINVAL, again.chunks(file, UINT64_MAX, 2));
@@ -205,6 +208,14 @@ TEST_F(PartTest, ANewerVersionIsRefusedByName) {
 TEST_F(PartTest, UnknownFieldsAreLeftOut) {
   EXPECT_OK(open_changed(usual(), "{\"attempt\"", R"({"a later one":[{"x":1}],"attempt")"));
   EXPECT_OK(open_changed(usual(), R"({"gid")", R"({"a later one":"x","gid")"));
+}
+
+TEST_F(PartTest, AnotherDigestOfAChunkIsRefused) {
+  std::string text = text_of_part(build(usual()).value());
+  text[text.size() - sizeof(io::Digest)] ^= 1;
+  const auto part = open(text);
+  EXPECT_ERRNO(EBADMSG, part);
+  EXPECT_NE(part.error().message().find("another digest"), std::string::npos) << part.error().message();
 }
 
 TEST_F(PartTest, ALongListDoesNotTakeLong) {

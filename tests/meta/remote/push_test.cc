@@ -151,12 +151,9 @@ TEST_F(PushTest, TheStoreCopiesWhatTheNewestCommitHas) {
 
 TEST_F(PushTest, WhatCannotBeCopiedIsSent) {
   push_and_commit(BuiltImage("step_1", five_chunks()));
-  const BuiltImage image("step_2", five_chunks());
-  fate_ = [](const std::string& operation, auto&) { return operation == "copy" ? Fate::refused : Fate::done; };
-  EXPECT_ERRNO(EAGAIN, push(image, slot())) << "that can pass";
-  for (const Fate fate : {Fate::missing, Fate::forbidden}) {
+  for (const Fate fate : {Fate::missing, Fate::forbidden, Fate::refused}) {
     fate_ = [fate](const std::string& operation, auto&) { return operation == "copy" ? fate : Fate::done; };
-    const BuiltImage other("step_" + std::to_string(static_cast<int>(fate)), five_chunks());
+    const BuiltImage other("other_" + std::to_string(static_cast<int>(fate)), five_chunks());
     const auto pushed = push(other, slot());
     ASSERT_OK(pushed);
     EXPECT_EQ(pushed.value().sent, 3 * kChunkBytes + 105);
@@ -199,6 +196,34 @@ TEST_F(PushTest, WhatIsNoLongerThereIsSentAgain) {
   EXPECT_EQ(pushed.value().sent, 3 * kChunkBytes + 105);
   EXPECT_EQ(pushed.value().copied, 0U);
   EXPECT_EQ(io::get_text(store_, name.folder() + "b.bin", 1000, {}).value(), bytes_for(100, 2));
+}
+
+TEST_F(PushTest, WhatVanishesWhileItIsPushedIsSentAgain) {
+  settings_.parallel = settings_.parallel_small = 1;
+  int times = 1;
+  fate_ = [&](const std::string& operation, const std::string& key) {
+    if (operation == "list" && key.starts_with("step_") && times-- > 0) {
+      auto objects = store_.copy();
+      std::erase_if(objects, [](const auto& one) { return one.first.ends_with("/b.bin"); });
+      store_.restore(std::move(objects));
+    }
+    return Fate::done;
+  };
+  const BuiltImage image("step_1", five_chunks());
+  const auto pushed = push(image, slot());
+  ASSERT_OK(pushed);
+  EXPECT_THAT(done_to(pushed.value().name.push, "b.bin"), ElementsAre("put", "put"));
+  times = 1000;
+  EXPECT_ERRNO(EAGAIN, push(BuiltImage("step_2", five_chunks()), slot())) << "not committed without it";
+  EXPECT_THAT(store_.keys(std::string(kParts) + "step_2/"), IsEmpty());
+}
+
+TEST_F(PushTest, ANameThatIsTooLongIsRefusedBeforeAnythingIsSent) {
+  std::string path;
+  for (int depth = 0; depth < 10; ++depth) path += std::string(99, 'a') + "/";
+  const BuiltImage image("step_1", BuiltPart().file("large", bytes_for(3 * kChunkBytes, 1)).file(path + "b", "x"));
+  EXPECT_ERRNO(EINVAL, push(image, slot()));
+  EXPECT_THAT(store_.keys(), IsEmpty());
 }
 
 // What is sent under a push's name never changes. Of a step that changed, the store copies what did not.

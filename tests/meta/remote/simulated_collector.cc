@@ -26,24 +26,24 @@ SimulatedCollector::SimulatedCollector(World& world, std::string name)
 void SimulatedCollector::live() {
   settled = true;
   while (!must_end()) {
-    look();
+    run();
     world_.sleep(*this, world_.is_last() ? 2 * kDay : kDay / 2 + world_.roll(kDay));
   }
 }
 
-void SimulatedCollector::look() {
+void SimulatedCollector::run() {
   began = world_.now();
   met_hazard = met_short_list = false;
   const auto report = collect(store_, settings_);
   if (must_end()) return;
   world_.note(this, [&] {
-    return report ? fmt::format("has looked: {} removed, {} ended, {} deleted, {} later", report.value().removed.size(),
+    return report ? fmt::format("has run: {} removed, {} ended, {} deleted, {} later", report.value().removed.size(),
                                 report.value().ended.size(), report.value().deleted.objects,
                                 report.value().waiting.objects)
-                  : "has not looked: " + report.error().message();
+                  : "has not run: " + report.error().message();
   });
   if (report) {
-    ++world_.result().looks;
+    ++world_.result().collections;
     if (!report.value().warnings.empty() && world_.is_calm() && !met_short_list) {
       world_.fail(report.value().warnings.front());
     }

@@ -17,11 +17,11 @@ class SimulatedCollector : public Actor {
   void live() override;
 
  private:
-  void look();
+  void run();
 
   SimulatedStore store_;
   CollectorSettings settings_;
-  bool failed_ = false;  // the last look of the last phase failed
+  bool failed_ = false;  // the last run of the last phase failed
 };
 
 class Operator : public Actor {

@@ -76,14 +76,17 @@ Result<> SimulatedStore::copy(const std::string& from, const std::string& to, ui
 }
 
 Result<io::Upload> SimulatedStore::begin_upload(const std::string& key, const io::RequestLimits& /*limits*/) {
-  TRY(begin("begin", key));
-  if (actor_.killed) return Error(ECANCELED);
-  const std::string id = world_.roll_id();
-  world_.uploads()[id] = {"", world_.now()};
-  return io::Upload{key, id};
+  for (;;) {
+    TRY(begin("begin", key));
+    if (actor_.killed) return Error(ECANCELED);
+    const std::string id = world_.roll_id();
+    world_.uploads()[id] = {"", world_.now()};
+    TRY_ASSIGN(const Reply comes, reply(key));
+    if (comes == Reply::comes) return io::Upload{key, id};
+  }
 }
 
-Result<std::string> SimulatedStore::put_piece(const io::Upload& upload, uint32_t /*number*/, uint64_t offset,
+Result<std::string> SimulatedStore::put_piece(const io::Upload& upload, uint32_t number, uint64_t offset,
                                               const io::ObjectContent& content, const io::RequestLimits& /*limits*/) {
   for (;;) {
     TRY(begin("piece", upload.key));
@@ -97,13 +100,12 @@ Result<std::string> SimulatedStore::put_piece(const io::Upload& upload, uint32_t
     whole.replace(offset, text.size(), text);
     found->second.changed = world_.now();
     TRY_ASSIGN(const Reply comes, reply(upload.key));
-    if (comes == Reply::comes) return std::string();
+    if (comes == Reply::comes) return "tag " + std::to_string(number);
   }
 }
 
 Result<> SimulatedStore::complete_upload(const io::Upload& upload, uint64_t size,
-                                         const std::vector<std::string>& /*pieces*/,
-                                         const io::RequestLimits& /*limits*/) {
+                                         const std::vector<std::string>& pieces, const io::RequestLimits& /*limits*/) {
   for (;;) {
     TRY(begin("complete", upload.key));
     const auto found = world_.uploads().find(upload.id);
@@ -113,6 +115,10 @@ Result<> SimulatedStore::complete_upload(const io::Upload& upload, uint64_t size
         return Error(ENOENT, upload.key + ": there is no such upload");
       return actor_.killed ? Result<>(Error(ECANCELED)) : success();
     }
+    for (size_t at = 0; at < pieces.size(); ++at) {
+      if (pieces[at] != "tag " + std::to_string(at + 1)) return Error(EPROTO, upload.key + ": InvalidPart");
+    }
+    if (found->second.text.size() != size) return Error(EPROTO, upload.key + ": it lacks pieces");
     const auto done = make(upload.key, found->second.text, io::PutMode::replace);
     if (actor_.killed) return Error(ECANCELED);
     world_.uploads().erase(found);

@@ -30,6 +30,7 @@ class SimulatedStore : public io::ObjectStore {
                            const io::RequestLimits& limits) override;
   Result<uint64_t> end_uploads(std::chrono::seconds older_than, const io::RequestLimits& limits) override;
 
+  Result<> check_fits(const std::string& /*key*/) const override { return success(); }
   io::RequestCounts& counts() override { return counts_; }
   const std::string& url() const override { return url_; }
 

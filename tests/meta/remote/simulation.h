@@ -49,7 +49,7 @@ struct SimulationResult {
   uint64_t requests = 0;
   uint64_t commits = 0, voids = 0, ended = 0, removed = 0;  // ended: voids that name a part, and marks
   uint64_t deleted = 0;                                     // objects
-  uint64_t looks = 0, reads = 0, restores = 0;              // reads: of whole steps
+  uint64_t collections = 0, reads = 0, restores = 0;        // reads: of whole steps
   std::set<Hazard> hazards;                                 // that there were
   std::vector<std::string> trace;
 };

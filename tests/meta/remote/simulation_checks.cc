@@ -280,11 +280,12 @@ void Checks::check_tidiness() {
   for (const auto& [key, object] : world_.objects()) {
     if (!may_stay(key, object)) return world_.fail(key + " lies there, and nobody needs it");
   }
+  if (!world_.uploads().empty()) world_.fail("an upload was never ended");
 }
 
 bool Checks::may_stay(const std::string& key, const StoredObject& object) const {
   // The last run was made two days ago.
-  const auto is_young = [this](uint64_t made) { return made + 5 * kDay > world_.now(); };
+  const auto is_young = [this](uint64_t made) { return made + 4 * kDay > world_.now(); };
   if (parse_step_key(key) || parse_gone_key(key) || parse_rules_key(key)) return true;
   if (key == kCollectedKey || (parse_part_key(key) && object.text.size() <= kMostEndedBytes)) return true;
   if (const auto vote = parse_vote_key(key)) {

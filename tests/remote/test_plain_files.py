@@ -63,7 +63,10 @@ class Bucket(Place):
         curl("-o", path, f"{self.server.endpoint}/{BUCKET}/{urllib.parse.quote(f'{self.prefix}/{key}')}")
 
 
-@pytest.fixture(params=("folder", pytest.param("s3", marks=pytest.mark.builds("venv"))))
+S3 = pytest.param("s3", marks=pytest.mark.builds("venv"))
+
+
+@pytest.fixture(params=("folder", S3))
 def place(request, monkeypatch):
     if request.param == "folder":
         return Folder(request.getfixturevalue("folder"))
@@ -72,6 +75,11 @@ def place(request, monkeypatch):
     server = request.getfixturevalue("server")
     server.make_bucket()
     return Bucket(server, "plain-" + request.node.name.partition("[")[0].removeprefix("test_").replace("_", "-"))
+
+
+FOLDER_IF_LONG = pytest.mark.parametrize("place", (pytest.param("folder", marks=pytest.mark.long), S3), indirect=True)
+S3_IF_LONG = pytest.mark.parametrize(
+    "place", ("folder", pytest.param("s3", marks=(pytest.mark.builds("venv"), pytest.mark.long))), indirect=True)
 
 
 def is_as_it_was(place, step, scratch):
@@ -113,6 +121,7 @@ def test_each_file_is_an_object(fresh_disk, work, scratch, place, mode):
             true(min(when for name, when in written.items() if str(name) in last) >= before, f"what comes last: {written}")
 
 
+@FOLDER_IF_LONG
 def test_a_large_file_goes_in_pieces(fresh_disk, work, scratch, place, mode):
     """One of 64 MiB does not."""
     sizes = {"weights.bin": 2 * PIECE + 5, "sub/optimizer.pt": PIECE + 1, "whole.bin": PIECE}
@@ -133,6 +142,7 @@ def test_a_large_file_goes_in_pieces(fresh_disk, work, scratch, place, mode):
         run("diff", "-r", step, scratch / "out")
 
 
+@FOLDER_IF_LONG
 def test_what_is_unchanged_is_copied_there(fresh_disk, work, scratch, place, mode):
     """It is not sent again, and each step is whole by itself."""
     frozen, new = PIECE + MIB + 7, 3 * MIB
@@ -158,6 +168,7 @@ def test_what_is_unchanged_is_copied_there(fresh_disk, work, scratch, place, mod
         place.says("verify")
 
 
+@S3_IF_LONG
 def test_a_kill_sends_no_piece_again(fresh_disk, work, scratch, place, mode):
     """Amid a large file: nothing of it is seen there, and what has arrived stays."""
     size = 5 * PIECE - 20 * MIB

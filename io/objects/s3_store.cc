@@ -236,7 +236,7 @@ Result<> S3Store::copy_in_pieces(const std::string& from, const std::string& to,
   const auto began = std::chrono::steady_clock::now();
   const uint64_t piece = std::max(most_at_once_, (size + kMostPieces - 1) / kMostPieces);
   TRY_ASSIGN(const Upload upload, begin_upload(to, limits));
-  const auto copied = [&]() -> Result<> {
+  auto copied = [&]() -> Result<> {
     std::vector<std::string> pieces;
     for (uint64_t at = 0; at < size; at += piece) {
       const uint64_t last = std::min(at + piece, size) - 1;

@@ -62,7 +62,7 @@ std::optional<PushName> parse_push(std::string_view text);
 struct DecisionName {
   std::string tag;
   uint64_t n = 0;
-  auto operator<=>(const DecisionName&) const = default;
+  auto operator<=>(const DecisionName&) const = default;  // NOLINT(modernize-use-nullptr): in what is generated
 };
 
 struct VoteName {

@@ -288,7 +288,7 @@ Result<> Pusher::note_arrived(const PushedFile& file) {
 
 Result<> Pusher::copy(PushedFile& file) {
   TRY(say_that_it_goes_on());
-  const auto copied = store_.copy(file.copied_from, key_of(file), entry_of(file).size, copy_limits());
+  auto copied = store_.copy(file.copied_from, key_of(file), entry_of(file).size, copy_limits());
   if (!copied && copied.error().errno_value() == ECANCELED) return copied;
   if (!copied) {
     if (++not_copied_ == 1) log::warn("what could be copied there is sent: {}", copied.error().message());

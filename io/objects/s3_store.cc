@@ -279,10 +279,12 @@ Result<> S3Store::complete_upload(const Upload& upload, uint64_t size, const std
   text += "</CompleteMultipartUpload>";
   const auto done =
       post("POST", upload.key, {{"uploadId", upload.id}}, {{"content-type", "application/xml"}}, text, limits);
-  if (done) return success();
-  if (done.error().errno_value() != ENOENT) return done.error();
-  TRY_ASSIGN(const bool there, has_size(*this, upload.key, size, limits));  // the reply was lost
-  return there ? success() : Result<>(done.error());
+  if (done && !read_s3_text(done.value().text, "/CompleteMultipartUploadResult/ETag").empty()) return success();
+  if (!done && done.error().errno_value() != ENOENT) return done.error();
+  TRY_ASSIGN(const bool there, has_size(*this, upload.key, size, limits));  // a reply was lost, or is not clear
+  if (there) return success();
+  if (!done) return done.error();
+  return Error(EAGAIN, url_ + "/" + upload.key + ": " + place_.host + " does not say that it is complete");
 }
 
 Result<uint64_t> S3Store::end_uploads(std::chrono::seconds older_than, const RequestLimits& limits) {
@@ -302,7 +304,8 @@ Result<uint64_t> S3Store::end_uploads(std::chrono::seconds older_than, const Req
       TRY_ASSIGN(const bool idle, end_if_idle(upload, now - older_than, limits.renewed(began)));
       ended += idle ? 1 : 0;
     }
-    more = !page.next_key.empty() && page.next_key != query["key-marker"];
+    const bool is_same = page.next_key == query["key-marker"] && page.next_id == query["upload-id-marker"];
+    more = !page.next_key.empty() && !is_same;
     query["key-marker"] = page.next_key;
     query["upload-id-marker"] = page.next_id;
   }

@@ -317,7 +317,7 @@ FileContent Pusher::content_of(const PushedFile& file, uint64_t offset, uint64_t
 // The next call begins the upload anew.
 Result<> Pusher::forget_upload(const PushedFile& file, const Error& why) {
   TRY(journal_.add_upload(entry_of(file).path, "", 0));
-  return Error(EAGAIN, why.message() + ": this upload was ended, since nothing came of it for days");
+  return Error(EAGAIN, why.message() + ": its upload is gone there, or lacks what was sent; it is sent anew");
 }
 
 Result<> Pusher::begin_upload(PushedFile& file, std::vector<PushedPiece>& pieces) {

@@ -1,7 +1,7 @@
 // Asks an object store, for tests: what the daemon asks, from the shell.
 //
 //   objects URL [--endpoint E] [--region R] [--authorities FILE] [--within SECONDS] [--stall MS] put|make KEY
-//   objects URL ... get KEY [OFFSET LENGTH] | list PREFIX | remove KEY | fill PREFIX COUNT
+//   objects URL ... get KEY [OFFSET LENGTH] | list PREFIX | remove KEY | fill PREFIX COUNT | complete KEY UPLOAD SIZE
 //
 // What is put comes from stdin; `fill` makes COUNT objects, each with its own key in it.
 //
@@ -53,6 +53,9 @@ Result<> act(const Words& words) {
   limits.stall = std::chrono::milliseconds(words.stall);
   if (words.act == "get") return get(*store, words, limits);
   if (words.act == "fill") return fill(*store, words, limits);
+  if (words.act == "complete") {
+    return store->complete_upload({words.key, words.second}, std::stoull(words.third), {"tag"}, limits);
+  }
   if (words.act == "remove") return store->remove(words.key, limits);
   if (words.act == "list") {
     const auto print = [](const ObjectInfo& object) -> Result<> {
@@ -73,7 +76,9 @@ int main(int argc, char** argv) {
   ckptfs::io::Words words;
   CLI::App app("Asks an object store");
   app.add_option("url", words.url)->required();
-  app.add_option("act", words.act)->required()->check(CLI::IsMember({"put", "make", "get", "list", "remove", "fill"}));
+  app.add_option("act", words.act)
+      ->required()
+      ->check(CLI::IsMember({"put", "make", "get", "list", "remove", "fill", "complete"}));
   app.add_option("key", words.key);
   app.add_option("second", words.second);
   app.add_option("third", words.third);

@@ -238,6 +238,19 @@ def test_what_servers_answer(broken):
         true("no list" in (said := store.fails(EPROTO, "list", "")) or "does not say" in said, f"{body}: {said}")
 
 
+def test_what_is_said_of_a_completion(broken):
+    """It counts if the server says that it is complete, or if the object is there."""
+    store, _ = broken()
+    store.do("make", "a", content=b"content")
+    for unclear in (b"<html>Log in</html>", b"", b"  <Error><Code>Intern", error("InternalError")):
+        store, _ = broken(answer("200 OK", unclear))
+        store.do("complete", "a", "an-upload", 7)
+        store, _ = broken(answer("200 OK", unclear))
+        store.fails(ENOENT, "complete", "b", "an-upload", 7)
+    store, _ = broken(answer("200 OK", b" \n<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>"))
+    store.do("complete", "c", "an-upload", 7)
+
+
 def test_a_clock_that_is_wrong(broken):
     """The next request is signed by the server's clock."""
     store, _ = broken()

@@ -51,7 +51,7 @@ Result<> check_attempt(std::string_view attempt) {
     return is_digit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '-';
   });
   if (good && !attempt.empty() && attempt.size() <= kMostLetters) return success();
-  return Error(EINVAL, "'" + std::string(attempt) + "': an attempt is named by letters and digits, at most 64");
+  return Error(EINVAL, "'" + std::string(attempt) + "': an attempt is named by letters, digits and '-', at most 64");
 }
 
 std::string partial_name(std::string_view tag, std::string_view attempt) {

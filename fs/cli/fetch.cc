@@ -115,8 +115,7 @@ Result<Source> find_source(const Series& series, RemoteOptions options) {
 
 // The same for each call, so that it goes on where the last one ended.
 std::string attempt_of(const Source& source, std::optional<uint32_t> slot) {
-  const std::string text = source.id + "/" + source.step.decision.tag + "/" + std::to_string(source.step.decision.n) +
-                           "/" + (slot ? std::to_string(*slot) : "all");
+  const std::string text = source.id + "/" + source.step.decision.text() + "/" + (slot ? std::to_string(*slot) : "all");
   return meta::kFetchAttempt + io::hex_of(io::digest_of(std::as_bytes(std::span(text)))).substr(0, 16);
 }
 
@@ -159,7 +158,8 @@ Result<Fetched> write_and_publish(const Series& series, const Source& source, co
     return Error(written.error().errno_value(), written.error().message() + ". What came lies in " + folder +
                                                     ", and the same command goes on from there");
   }
-  const FetchedStep fetched{source.id, source.step.decision.tag, source.step.name(), slot, written.value().content};
+  const FetchedStep fetched{source.id, source.step.decision.tag, source.step.name(), source.step.decision.text(),
+                            slot,      written.value().saved};
   const auto& own = written.value().own_folder;
   const json own_folder = {
       {"uid", own.uid}, {"gid", own.gid}, {"mode", own.mode}, {"mtime", {own.mtime.tv_sec, own.mtime.tv_nsec}}};

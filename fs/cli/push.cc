@@ -21,6 +21,7 @@ constexpr int kSilentLooks = 25;  // so long nobody needs to be told why nothing
 
 struct PushArguments : StepsArguments {
   bool wait = false;
+  bool again = false;
 };
 
 // With what else is "pushing".
@@ -64,9 +65,9 @@ Result<json> wait_for(const Target& target) {
   }
 }
 
-Result<json> push(const std::string& step, bool wait) {
+Result<json> push(const std::string& step, bool wait, bool again) {
   TRY_ASSIGN(const Target target, find_target(step));
-  TRY_ASSIGN(json pushed, ask_daemon(target.mount, "push", {{"path", target.path}}));
+  TRY_ASSIGN(json pushed, ask_daemon(target.mount, "push", {{"path", target.path}, {"again", again}}));
   if (!wait) return pushed;
   TRY_ASSIGN(json state, wait_for(target));
   state["step"] = target.path;
@@ -74,13 +75,13 @@ Result<json> push(const std::string& step, bool wait) {
 }
 
 int run(const PushArguments& arguments) {
-  const bool wait = arguments.wait;
+  const bool wait = arguments.wait, again = arguments.again;
   const auto print = [wait](const json& pushed) {
     const std::string state = wait ? pushed.value("state", "") : "is pushed next";
     std::printf("%s: %s\n", printable(pushed.value("step", "")).c_str(), printable(state).c_str());
   };
   return for_each_step(
-      arguments, "pushed", [wait](const std::string& step) { return push(step, wait); }, print);
+      arguments, "pushed", [wait, again](const std::string& step) { return push(step, wait, again); }, print);
 }
 
 }  // namespace
@@ -90,11 +91,14 @@ void add_push(CLI::App& app, Chosen& chosen) {
   CLI::App* command = app.add_subcommand("push", "Send steps to the remote of their series now");
   command->add_option("STEP", arguments->steps, "A step of a series that has a remote")->required();
   command->add_flag("--wait", arguments->wait, "Return when the steps are committed there, or cannot be");
+  command->add_flag("--again", arguments->again, "Commit the step again, with the notes that were added since");
   command->add_flag("--json", arguments->as_json, "Print as JSON");
   command->footer(
       "A series with a remote is pushed anyhow, unless its rule `push` is `manual`. This sends a step at once, before\n"
       "all others, without waiting until it is quiet.\n"
-      "Example:\n  ckptfs push /ckpt/steps/global_step200\n  ckptfs push --wait /ckpt/steps/global_step200");
+      "A pushed step keeps what its save wrote: results of an evaluation that come later are sent with --again only.\n"
+      "Example:\n  ckptfs push /ckpt/steps/global_step200\n  ckptfs push --wait /ckpt/steps/global_step200\n"
+      "  ckptfs push --again --wait /ckpt/steps/global_step200");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run(*arguments); }; });
 }
 

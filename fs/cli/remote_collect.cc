@@ -56,7 +56,7 @@ Result<> refuse_to_remove(const Remote& remote, const CommittedStep& step, const
                           const meta::remote::RemoteRules& rules) {
   const std::string name = remote.store->url() + "/" + step.name();
   if (step.gone) return Error(ENOENT, name + " was removed already");
-  if (rules.pins.contains(step.name())) {
+  if (rules.pins.contains(step.decision.text())) {
     return Error(EPERM, name + " is pinned. To remove it: ckptfs remote pin --off " + name + ", then again");
   }
   const auto latest = meta::remote::newest(steps);
@@ -140,9 +140,10 @@ json amount_json(const CollectorReport::Amount& amount) {
 
 json collected_json(const Collected& collected, const Remote& remote) {
   const CollectorReport& report = collected.report;
-  json removed = json::array(), ended = json::array();
+  json removed = json::array(), ended = json::array(), committed = json::array();
   for (const auto& one : report.removed) removed.push_back({{"step", one.step.name()}, {"why", one.why}});
   for (const auto& push : report.ended) ended.push_back(push.text());
+  for (const auto& decision : report.committed) committed.push_back(decision.text());
   return {
       {"url", remote.store->url()},
       {"dry_run", collected.dry_run},
@@ -151,6 +152,7 @@ json collected_json(const Collected& collected, const Remote& remote) {
       {"bytes", report.bytes},
       {"removed", std::move(removed)},
       {"ended", std::move(ended)},
+      {"committed", std::move(committed)},
       {"deleted", amount_json(report.deleted)},
       {"waiting", amount_json(report.waiting)},
       {"waiting_until", report.waiting.objects == 0 ? json() : json(seconds_of(report.now + meta::remote::a_day()))},
@@ -172,6 +174,9 @@ void print_collected(const Collected& collected, const Remote& remote) {
   }
   for (const auto& push : report.ended) {
     std::printf("%sended %s: nothing has come of this push for a week\n", would, printable(push.text()).c_str());
+  }
+  for (const auto& decision : report.committed) {
+    std::printf("%scommitted %s: all its parts are there\n", would, printable(decision.tag).c_str());
   }
   std::printf("%sdeleted: %s\n", would, amount_text(report.deleted).c_str());
   if (report.waiting.objects > 0) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "fs/cli/format.h"
@@ -94,6 +95,15 @@ std::string rules_text(const RemoteRules& rules) {
   return text.empty() ? "none: every step stays" : text;
 }
 
+// Those that stand.
+std::set<std::string> pins_of(const PolicyReport& report) {
+  std::set<std::string> pins;
+  for (const CommittedStep& step : report.steps) {
+    if (report.rules.rules.pins.contains(step.decision.text())) pins.insert(step.name());
+  }
+  return pins;
+}
+
 json policy_json(const PolicyReport& report, const std::string& url) {
   json steps = json::array();
   for (size_t at = 0; at < report.steps.size(); ++at) {
@@ -108,7 +118,7 @@ json policy_json(const PolicyReport& report, const std::string& url) {
   const json collected = last ? json{{"time", seconds_of(last->when)}, {"host", last->host}} : json();
   return {{"url", url},
           {"rules", meta::remote::texts_of(report.rules.rules)},
-          {"pins", report.rules.rules.pins},
+          {"pins", pins_of(report)},
           {"set_by", report.rules.n == 0 ? json() : json(report.rules.host)},
           {"collected", collected},
           {"steps", std::move(steps)}};
@@ -147,7 +157,7 @@ void print_policy_of_remote(const PolicyReport& report, const std::string& url, 
   const std::string by = report.rules.n == 0 || dry_run ? "" : " (set on " + report.rules.host + ")";
   std::printf("%s: %s\nrules: %s%s\n", printable(url).c_str(), counted(report.steps.size(), "step").c_str(),
               rules_text(report.rules.rules).c_str(), printable(by).c_str());
-  const std::string pins = io::joined(report.rules.rules.pins);
+  const std::string pins = io::joined(pins_of(report));
   if (!pins.empty()) std::printf("pinned: %s\n", printable(pins).c_str());
   if (report.collected) {
     std::printf("The collector ran last %s ago, on %s.\n",
@@ -179,21 +189,22 @@ struct PinArguments {
 };
 
 // The collector may have read the rules before the pin was set.
-Result<> pin_step(const Remote& remote, const std::string& step) {
-  TRY(find_standing(remote, step));
+Result<> pin_step(const Remote& remote, const std::string& name) {
+  TRY_ASSIGN(const CommittedStep step, find_standing(remote, name));
   const auto add = [&](RemoteRules& rules) -> Result<> {
-    rules.pins.insert(step);
+    rules.pins.insert(step.decision.text());
     return success();
   };
   TRY(meta::remote::change_rules(*remote.store, io::host_name(), add, limits_of(remote)));
-  TRY(find_standing(remote, step));
+  TRY(find_standing(remote, name));
   return success();
 }
 
-Result<> unpin_step(const Remote& remote, const std::string& step) {
+Result<> unpin_step(const Remote& remote, const std::string& name) {
+  TRY_ASSIGN(const CommittedStep step, meta::remote::find_step(*remote.store, name, limits_of(remote)));
   const auto take = [&](RemoteRules& rules) -> Result<> {
-    if (rules.pins.erase(step) == 1) return success();
-    return Error(ENOENT, remote.store->url() + ": " + step + " is not pinned; `ckptfs remote policy` shows what is");
+    if (rules.pins.erase(step.decision.text()) == 1) return success();
+    return Error(ENOENT, remote.store->url() + ": " + name + " is not pinned; `ckptfs remote policy` shows what is");
   };
   TRY(meta::remote::change_rules(*remote.store, io::host_name(), take, limits_of(remote)));
   return success();

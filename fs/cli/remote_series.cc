@@ -27,6 +27,7 @@ struct AddArguments {
   std::string series;
   std::string slot = "0/1";
   std::string limit;
+  bool take_over = false;
   io::S3Settings s3;
   bool as_json = false;
 };
@@ -53,7 +54,7 @@ Result<json> ask_to_add(const AddArguments& arguments) {
   TRY(refuse_secrets(arguments.url, "the address of the remote"));
   TRY(refuse_secrets(arguments.s3.endpoint, "--endpoint"));
   TRY_ASSIGN(const auto slot, parse_slot(arguments.slot));
-  RemoteSettings settings{arguments.url, slot.first, slot.second, 0, arguments.s3};
+  RemoteSettings settings{arguments.url, slot.first, slot.second, 0, "", arguments.s3};
   if (!arguments.limit.empty()) {
     TRY_ASSIGN(settings.upload_limit, io::parse_size(arguments.limit));
   }
@@ -61,6 +62,7 @@ Result<json> ask_to_add(const AddArguments& arguments) {
   TRY_ASSIGN(const Target target, find_target(arguments.series));
   json request = to_json(settings);
   request["series"] = target.path;
+  request["take_over"] = arguments.take_over;
   return ask_and_wait(target.mount, "trying the remote", "remote_add", request);
 }
 
@@ -166,13 +168,15 @@ void add_remote_add(CLI::App& group, Chosen& chosen) {
   command->add_option("--slot", arguments->slot, "I/N: this is mount I of N that hold a step together")
       ->capture_default_str();
   command->add_option("--limit-upload", arguments->limit, "At most so many bytes a second, as in 100M");
+  command->add_flag("--take-over", arguments->take_over, "Take the slot from another mount, which is gone for good");
   add_s3_options(*command, arguments->s3);
   command->add_flag("--json", arguments->as_json, "Print as JSON");
   command->footer(
       "The remote is tried first. The daemon finds the credentials as the AWS tools do, in its own environment.\n"
-      "Told again with the same URL it changes the options.\n"
+      "Run it again with the same URL to change options.\n"
       "Example:\n  ckptfs remote add s3://bucket/run7 /ckpt/steps --slot 0/2\n"
-      "  ckptfs remote add file:///lustre/run7 /ckpt/steps --limit-upload 100M");
+      "  ckptfs remote add file:///lustre/run7 /ckpt/steps --limit-upload 100M\n"
+      "  ckptfs remote add file:///lustre/run7 /ckpt/steps --take-over  # on a new disk, or a new node");
   command->callback([arguments, &chosen] { chosen = [arguments] { return run_add(*arguments); }; });
 }
 

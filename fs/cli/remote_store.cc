@@ -164,7 +164,7 @@ Result<Listed> list_remote(const Remote& remote, bool all) {
 
 std::string mark_of(const CommittedStep& step, const Listed& listed) {
   if (step.gone) return "removed";
-  return listed.pins.contains(step.name()) ? "pinned" : "";
+  return listed.pins.contains(step.decision.text()) ? "pinned" : "";
 }
 
 void print_steps_of_remote(const Listed& listed, const std::string& url) {
@@ -186,7 +186,7 @@ Result<int> run_remote_ls(const ListArguments& arguments) {
   json list = json::array();
   for (const CommittedStep& step : listed.steps) {
     json one = json_of(step);
-    one["pinned"] = listed.pins.contains(step.name());
+    one["pinned"] = listed.pins.contains(step.decision.text());
     if (arguments.all) one["removed"] = step.gone;
     list.push_back(std::move(one));
   }

@@ -32,7 +32,8 @@ Result<json> give_remote(Filesystem& fs, const Peer& peer, const json& arguments
   TRY(refuse_others(peer));
   TRY_ASSIGN(const meta::InodeNumber series, series_at(fs, peer, path));
   TRY_ASSIGN(const RemoteSettings settings, remote_settings_from(arguments));
-  TRY_ASSIGN(const meta::remote::RemoteFacts facts, fs.remotes.add(series, settings));
+  const bool take_over = arguments.value("take_over", false);
+  TRY_ASSIGN(const meta::remote::RemoteFacts facts, fs.remotes.add(series, settings, take_over));
   return json{{"series", fs.tree.path_of(series)},
               {"url", settings.url},
               {"slot", settings.slot},
@@ -156,7 +157,7 @@ Result<json> push_step(Filesystem& fs, const Peer& peer, const json& arguments) 
   }
   TRY_ASSIGN(const std::string why, why_no_step(fs, step));
   if (fs.pushes.has_remote(record.parent) && !why.empty()) return Error(EINVAL, path + ": " + why);
-  TRY(fs.remotes.push(record.parent, step));
+  TRY(fs.remotes.push(record.parent, step, arguments.value("again", false)));
   return json{{"step", fs.tree.path_of(step)}};
 }
 

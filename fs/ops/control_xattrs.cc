@@ -4,8 +4,10 @@
 #include <limits>
 
 #include "fs/open/walk.h"
+#include "fs/remote/save_order.h"
 #include "meta/accounting/accounting.h"
 #include "meta/names.h"
+#include "meta/steps/ledger.h"
 #include "meta/steps/policy.h"
 #include "meta/steps/source.h"
 #include "meta/steps/steps.h"
@@ -16,6 +18,7 @@ namespace {
 
 constexpr std::string_view kMetric = "metric.";
 constexpr std::string_view kWhole = "whole";
+constexpr std::string_view kAttempt = "attempt";
 constexpr std::string_view kRemote = "remote.";
 
 Error unknown(const std::string& name) {
@@ -68,6 +71,10 @@ Result<std::string> ControlXattrs::get(meta::InodeNumber inode, const std::strin
     return std::string(set ? "1" : "0");
   }
   if (name == kWhole) return fs_->tree.xattr(inode, meta::kWholeXattr);
+  if (name == kAttempt) {
+    TRY_ASSIGN(const auto ledger, meta::ledger_of(fs_->store, inode));
+    return ledger.agreed ? ledger.agreed->id : Result<std::string>(Error(ENODATA));
+  }
   if (name == "state") return state(inode);
   if (name.starts_with(kRemote)) return remote(inode, name.substr(kRemote.size()));
   if (meta::is_policy_rule(name)) return rule(inode, name);
@@ -156,6 +163,15 @@ Result<> ControlXattrs::set_of_step(meta::InodeNumber step, const std::string& n
   return fs_->tree.sync();
 }
 
+// Of a step, or of a folder in it, as a Trainer lets DeepSpeed write.
+Result<> ControlXattrs::set_attempt(meta::InodeNumber inode, const std::string& word) const {
+  TRY_ASSIGN(const auto place, meta::place_of(fs_->tree, inode));
+  if (!place) return Error(EINVAL, fs_->tree.path_of(inode) + ": it is no step; attempt is of a step of a series");
+  TRY(meta::check_attempt(word));
+  TRY(note_agreed(fs_->store, place->step, word));
+  return fs_->tree.sync();
+}
+
 // Of a step: the name of the step made before it, if all tensors of both are the same. Of a file in a step: that name,
 // if both steps have the same file. Only a caller who may read both is told.
 Result<std::string> ControlXattrs::identical_to(meta::InodeNumber inode, const Peer& peer) const {
@@ -232,6 +248,8 @@ void ControlXattrs::set(meta::InodeNumber inode, const std::string& name, const 
       TRY_ASSIGN(const bool pinned, parse_flag(value));
       return meta::set_pinned(self.fs_->store, inode, pinned);
     });
+  } else if (name == kAttempt) {
+    in_background(inode, peer, done, [self = *this, inode, value] { return self.set_attempt(inode, value); });
   } else if (name == "source" || meta::is_policy_rule(name) || is_of_step(name)) {
     in_background(inode, peer, done, [self = *this, inode, name, value, peer]() -> Result<> {
       if (name == "source") return self.set_source(inode, value, peer);

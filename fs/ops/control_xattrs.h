@@ -48,6 +48,7 @@ class ControlXattrs {
   Result<> set_source(meta::InodeNumber series, const std::string& path, const Peer& peer) const;
   // As Saver::seal(), for its owner and for root: it takes from others what they may write there, for good.
   Result<> seal_as(meta::InodeNumber step, const Peer& peer) const;
+  Result<> set_attempt(meta::InodeNumber inode, const std::string& word) const;
   // metric.NAME or whole; an empty value takes it away.
   Result<> set_of_step(meta::InodeNumber step, const std::string& name, const std::string& value) const;
   Result<std::string> remote(meta::InodeNumber step, const std::string& what) const;

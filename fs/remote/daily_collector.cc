@@ -67,6 +67,8 @@ void DailyCollector::note(const CollectorReport& done) {
   for (const auto& push : done.ended) {
     log::info("{}: the push {} was ended, since nothing has come of it for days", url_, push.text());
   }
+  for (const auto& decision : done.committed)
+    log::info("{}/{}: all its parts are there: committed", url_, decision.tag);
   log::info("{}: the collector deleted {} objects ({} bytes), {} ({} bytes) wait", url_, done.deleted.objects,
             done.deleted.bytes, done.waiting.objects, done.waiting.bytes);
   const io::MutexLock lock(mutex_);

@@ -18,25 +18,27 @@ json to_json(const FetchedStep& fetched) {
   return {{"remote", fetched.remote},
           {"tag", fetched.tag},
           {"name", fetched.name},
+          {"decision", fetched.decision},
           {"slot", fetched.slot ? json(*fetched.slot) : json()},
-          {"content", io::hex_of(fetched.content)}};
+          {"saved", io::hex_of(fetched.saved)}};
 }
 
 Result<FetchedStep> fetched_step_from(const json& record) {
   FetchedStep fetched;
-  std::string content;
+  std::string saved;
   try {
     fetched.remote = record.at("remote").get<std::string>();
     fetched.tag = record.at("tag").get<std::string>();
     fetched.name = record.at("name").get<std::string>();
-    content = record.at("content").get<std::string>();
+    fetched.decision = record.value("decision", "");
+    saved = record.value("saved", std::string(64, '0'));  // there was none before 0.1.0
     if (!record.at("slot").is_null()) fetched.slot = record.at("slot").get<uint32_t>();
   } catch (const nlohmann::json::exception& error) {
     return Error(EINVAL, std::string("where the step came from: ") + error.what());
   }
-  const auto digest = io::digest_from_hex(content);
-  if (!digest) return Error(EINVAL, "where the step came from: '" + content + "' is no digest");
-  fetched.content = *digest;
+  const auto digest = io::digest_from_hex(saved);
+  if (!digest) return Error(EINVAL, "where the step came from: '" + saved + "' is no digest");
+  fetched.saved = *digest;
   return fetched;
 }
 

@@ -17,8 +17,9 @@ struct FetchedStep {
   std::string remote;            // the id of the remote
   std::string tag;               // there, and here
   std::string name;              // of the commit: "global_step5~2"
+  std::string decision;          // about it: what it is called may change
   std::optional<uint32_t> slot;  // whose files they are; none: of all slots
-  io::Digest content{};          // of all that came (meta/remote/remote_fetch.h)
+  io::Digest saved{};            // of what came (meta/remote/remote_fetch.h)
 };
 
 nlohmann::json to_json(const FetchedStep& fetched);

@@ -9,6 +9,7 @@
 #include <numeric>
 #include <utility>
 
+#include "fs/remote/save_order.h"
 #include "fs/steps/step_judgement.h"
 #include "fs/views/files_of_step.h"
 #include "io/aligned_buffer.h"
@@ -47,15 +48,20 @@ Result<std::string> attempt_of(const meta::formats::StepFiles& files) {
 }  // namespace
 
 Result<std::unique_ptr<LocalStep>> LocalStep::make(const Environment& environment, meta::InodeNumber step,
-                                                   uint32_t slots, const meta::Pause& pause) {
-  std::unique_ptr<LocalStep> made(new LocalStep(environment, step, slots));
+                                                   const meta::Pause& pause) {
+  std::unique_ptr<LocalStep> made(new LocalStep(environment, step));
   made->tag_ = meta::name_of(environment.store.tree(), step);
   TRY(meta::remote::check_tag(made->tag_));
   TRY_ASSIGN(Tree tree, made->collect());
   made->entries_ = std::move(tree.entries);
   made->files_ = std::move(tree.files);
   TRY(made->take_digests(pause));
-  TRY(made->judge());
+  made->roots_.resize(made->entries_.size());
+  for (size_t at = 0; at < made->entries_.size(); ++at) {
+    if (made->entries_[at].kind == Entry::Kind::file) TRY_SET(made->roots_[at], made->root_of(at));
+  }
+  TRY_SET(made->own_attempt_, made->judge());
+  TRY(made->look_at_save());
   TRY_ASSIGN(const bool current, made->is_current());
   if (!current) return Error(EBUSY, environment.store.tree().path_of(step) + ": it is being changed");
   return made;
@@ -130,7 +136,8 @@ Result<> LocalStep::take_digests(const meta::Pause& pause) const {
   return success();
 }
 
-Result<> LocalStep::judge() {
+// Returns what the step's own files call the attempt.
+Result<std::string> LocalStep::judge() {
   const views::AskWriters ask_writers = [this](meta::InodeNumber inode, int) {
     return views::Writers{env_.files.open_for_writing(inode), false, {}};
   };
@@ -144,13 +151,26 @@ Result<> LocalStep::judge() {
   TRY_ASSIGN(const Declared declared, declared_of(env_.store.tree(), step_));
   TRY_ASSIGN(const auto heeded, heed_declared(env_.store, step_, ledger, declared, facts_.own));
   if (meta::formats::is_whole(heeded.completeness)) facts_.own = heeded;
-  TRY_ASSIGN(attempt_, attempt_of(files));
-  return success();
+  return attempt_of(files);
+}
+
+Result<bool> LocalStep::look_at_save() {
+  TRY_ASSIGN(const StepStatus status, env_.step_facts.inspect_step(step_));
+  const auto& order = status.ledger.order;
+  if (is_saved_again(status)) return Error(EBUSY, env_.store.tree().path_of(step_) + ": it was saved again just now");
+  order_ = {order->term, order->time};
+  std::string attempt = own_attempt_;
+  if (attempt.empty()) TRY_SET(attempt, agreed_save(env_.store, step_, status.ledger));
+  const bool is_told = save_.attempt != attempt;
+  save_ = save_facts_of(status, env_.step_facts.clock(), std::move(attempt));
+  return is_told;
 }
 
 Result<std::vector<io::Digest>> LocalStep::digests(size_t index) const {
   TRY_ASSIGN(const meta::BlobRecord blob, env_.store.index().blob(files_[index].blob));
-  if (blob.digest.length != entries_[index].size) return Error(ESTALE, entries_[index].path + ": it has changed");
+  if (blob.digest.length != entries_[index].size || blob.digest.root != roots_[index]) {
+    return Error(ESTALE, entries_[index].path + ": it has changed");
+  }
   return meta::digests_of(env_.store.index(), files_[index].blob, blob.digest);
 }
 
@@ -174,26 +194,15 @@ Result<bool> LocalStep::is_current() const {
     if (entries_[at].kind != Entry::Kind::file) continue;
     TRY_ASSIGN(const auto verdict, none_if_gone(meta::known_verdict(env_.store, files_[at].inode)));
     if (verdict != meta::Verdict::ok) return false;
+    TRY_ASSIGN(const io::Digest root, root_of(at));
+    if (root != roots_[at]) return false;  // it was written again, and digested again
   }
   return true;
 }
 
-Result<bool> LocalStep::may_be_voted_for() const {
-  TRY_ASSIGN(const bool current, is_current());
-  if (!current) return false;
-  TRY_ASSIGN(const bool in_use, env_.step_facts.is_in_use(step_));
-  if (in_use) return false;
-  TRY_ASSIGN(const StepStatus status, env_.step_facts.inspect_step(step_));
-  if (status.quiet < env_.quiet) return false;
-  TRY_ASSIGN(const std::string younger, younger_run());
-  return younger.empty();
-}
-
-// What one machine has is never mixed with another's.
-Result<std::string> LocalStep::younger_run() const {
-  if (slots_ == 1) return std::string();
-  TRY_ASSIGN(const meta::InodeRecord record, env_.store.tree().inode(step_));
-  return env_.writers.younger_than(record.parent, step_);
+Result<io::Digest> LocalStep::root_of(size_t index) const {
+  TRY_ASSIGN(const auto blob, none_if_gone(env_.store.index().blob(files_[index].blob)));
+  return blob ? blob->digest.root : io::Digest{};
 }
 
 }  // namespace ckptfs::fs

@@ -34,10 +34,9 @@ class LocalStep : public meta::remote::StepImage {
     std::chrono::seconds quiet;
   };
 
-  // Takes the digests that are missing. `slots`: of the remote. `pause`: between chunks of what is read; false ends
-  // with ECANCELED. EBUSY: somebody writes to it. EINVAL, in words: it holds what cannot be pushed. EBADMSG or EIO: a
-  // file of it is damaged.
-  static Result<std::unique_ptr<LocalStep>> make(const Environment& environment, meta::InodeNumber step, uint32_t slots,
+  // Takes the digests that are missing. `pause`: between chunks of what is read; false ends with ECANCELED. EBUSY:
+  // somebody writes to it. EINVAL, in words: it holds what cannot be pushed. EBADMSG or EIO: a file of it is damaged.
+  static Result<std::unique_ptr<LocalStep>> make(const Environment& environment, meta::InodeNumber step,
                                                  const meta::Pause& pause);
 
   const std::string& tag() const override { return tag_; }
@@ -45,11 +44,11 @@ class LocalStep : public meta::remote::StepImage {
   Result<std::vector<io::Digest>> digests(size_t index) const override;
   Result<> read(size_t index, uint64_t offset, std::span<std::byte> buffer) const override;
   Result<bool> is_current() const override;
-  Result<bool> may_be_voted_for() const override;
-  // Why it may be of an older run than what other slots have of it. Empty: nothing tells so.
-  Result<std::string> younger_run() const;
+  // Which save it is may be told later than its files are there. Returns whether there is more to tell than before.
+  Result<bool> look_at_save();
   const meta::formats::CompletenessFacts& facts() const override { return facts_; }
-  const std::string& attempt() const override { return attempt_; }
+  meta::remote::Order order() const override { return order_; }
+  const meta::remote::SaveFacts& save() const override { return save_; }
 
  private:
   struct File {
@@ -61,20 +60,22 @@ class LocalStep : public meta::remote::StepImage {
     std::vector<meta::remote::Entry> entries;
     std::vector<File> files;  // of each entry
   };
-  LocalStep(const Environment& environment, meta::InodeNumber step, uint32_t slots)
-      : env_(environment), step_(step), slots_(slots) {}
+  LocalStep(const Environment& environment, meta::InodeNumber step) : env_(environment), step_(step) {}
   Result<Tree> collect() const;
   Result<> add(const std::string& path, meta::InodeNumber inode, Tree& tree) const;
   Result<> take_digests(const meta::Pause& pause) const;
-  Result<> judge();
+  Result<io::Digest> root_of(size_t index) const;
+  Result<std::string> judge();
 
   const Environment env_;
   const meta::InodeNumber step_;
-  const uint32_t slots_;
   std::string tag_;
-  std::string attempt_;
+  meta::remote::Order order_;
+  std::string own_attempt_;  // that its own files name
+  meta::remote::SaveFacts save_;
   std::vector<meta::remote::Entry> entries_;
   std::vector<File> files_;
+  std::vector<io::Digest> roots_;  // meta::BlobDigest::root of each file, as it was
   meta::formats::CompletenessFacts facts_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "io/host.h"
 #include "io/json.h"
 #include "meta/tree/tree.h"
 
@@ -39,6 +40,7 @@ Result<RemoteSettings> remote_settings_from(const json& record) {
     settings.slot = record.value("slot", uint32_t{0});
     settings.slots = record.value("slots", uint32_t{1});
     settings.upload_limit = record.value("upload_limit", uint64_t{0});
+    settings.claim = record.value("claim", "");
     settings.s3.endpoint = record.value("endpoint", "");
     settings.s3.region = record.value("region", "");
     settings.s3.profile = record.value("profile", "");
@@ -51,6 +53,10 @@ Result<RemoteSettings> remote_settings_from(const json& record) {
     return Error(EINVAL, "a slot is I/N, with I from 0 to N-1: 0/2 and 1/2 for two nodes");
   }
   return settings;
+}
+
+std::string mount_name(const meta::Store& store, meta::InodeNumber series) {
+  return store.id() + "/" + std::to_string(series) + "@" + io::host_name() + ":" + store.folder();
 }
 
 Result<std::optional<RemoteSettings>> remote_of(const meta::Store& store, meta::InodeNumber series) {
@@ -67,7 +73,9 @@ Result<> set_remote(meta::Store& store, meta::InodeNumber series, const std::opt
   if (record.nlink == 0) return Error(ENOENT);
   if (settings) {
     record.flags |= meta::kSeries | meta::kPushed;
-    change.batch.put_xattr(series, kRemoteXattr, to_json(*settings).dump());
+    json stored = to_json(*settings);
+    stored["claim"] = settings->claim;
+    change.batch.put_xattr(series, kRemoteXattr, stored.dump());
   } else {
     record.flags &= ~meta::kPushed;
     change.batch.erase_xattr(series, kRemoteXattr);

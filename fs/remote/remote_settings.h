@@ -17,6 +17,7 @@ struct RemoteSettings {
   uint32_t slot = 0;
   uint32_t slots = 1;
   uint64_t upload_limit = 0;  // bytes a second; 0: none
+  std::string claim;          // meta::remote::SlotOwner::claim; empty: it was never added
   io::S3Settings s3;
 };
 
@@ -25,6 +26,9 @@ nlohmann::json to_json(const io::S3Settings& settings);
 nlohmann::json to_json(const RemoteSettings& settings);
 // EINVAL, in words.
 Result<RemoteSettings> remote_settings_from(const nlohmann::json& json);
+
+// What a mount is called there: its store, the series, and where they lie, since a copy of the store has the same id.
+std::string mount_name(const meta::Store& store, meta::InodeNumber series);
 
 // None: the series has no remote.
 Result<std::optional<RemoteSettings>> remote_of(const meta::Store& store, meta::InodeNumber series);

@@ -8,6 +8,7 @@
 #include "io/host.h"
 #include "io/log.h"
 #include "io/objects/open_object_store.h"
+#include "meta/remote/slot_owner.h"
 #include "meta/tree/step_detection.h"
 
 namespace ckptfs::fs {
@@ -101,12 +102,17 @@ Result<> Remotes::refuse_shared(meta::InodeNumber series, const RemoteSettings& 
   return success();
 }
 
-Result<meta::remote::RemoteFacts> Remotes::add(meta::InodeNumber series, const RemoteSettings& settings) {
+Result<meta::remote::RemoteFacts> Remotes::add(meta::InodeNumber series, RemoteSettings settings, bool take_over) {
   TRY(refuse_shared(series, settings));
+  TRY_ASSIGN(const auto before, remote_of(env_.store, series));
+  settings.claim = before && !before->claim.empty() ? before->claim : meta::remote::new_id();
   TRY_ASSIGN(const auto remote, io::open_object_store(settings.url, settings.s3));
   const auto limits = io::RequestLimits::within(kProbeTime, &env_.stop);
   TRY(meta::remote::probe_store(*remote, limits));
   TRY_ASSIGN(const auto facts, meta::remote::found_remote(*remote, settings.slots, io::host_name(), limits));
+  const auto how = take_over ? meta::remote::Claim::take_over : meta::remote::Claim::as_before;
+  const meta::remote::SlotOwner owner{0, settings.claim, io::host_name(), mount_name(env_.store, series)};
+  TRY(meta::remote::claim_slot(*remote, settings.slot, owner, how, limits));
   TRY(set_remote(env_.store, series, settings));
   remove_pusher(series);
   TRY(start_pusher(series, settings));
@@ -138,7 +144,7 @@ Result<> Remotes::remove(meta::InodeNumber series) {
   return success();
 }
 
-Result<> Remotes::push(meta::InodeNumber series, meta::InodeNumber step) {
+Result<> Remotes::push(meta::InodeNumber series, meta::InodeNumber step, bool again) {
   const std::string tag = meta::name_of(env_.store.tree(), step);
   const io::MutexLock lock(mutex_);
   const auto found = running_.find(series);
@@ -146,7 +152,7 @@ Result<> Remotes::push(meta::InodeNumber series, meta::InodeNumber step) {
     return Error(ENOENT, env_.store.tree().path_of(series) + " has no remote; `ckptfs remote add URL " +
                              env_.store.tree().path_of(series) + "` gives it one");
   }
-  found->second.pusher->push_now(step, tag);
+  found->second.pusher->push_now(step, tag, again);
   return success();
 }
 

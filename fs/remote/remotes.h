@@ -30,12 +30,13 @@ class Remotes {
 
   // Tries the remote, makes it if it is new, and pushes to it from now on. Says what it is. Errors are in words:
   // EINVAL: an address that cannot be one. EEXIST: the series has another remote, another series has this one, or the
-  // remote has another number of slots. EPROTO: the store cannot serve.
-  Result<meta::remote::RemoteFacts> add(meta::InodeNumber series, const RemoteSettings& settings);
+  // remote has another number of slots, or the slot is another mount's, unless `take_over`. EPROTO: the store cannot
+  // serve.
+  Result<meta::remote::RemoteFacts> add(meta::InodeNumber series, RemoteSettings settings, bool take_over);
   // ENOENT, in words: the series has none. What is there stays there.
   Result<> remove(meta::InodeNumber series);
-  // ENOENT, in words: the series has no remote.
-  Result<> push(meta::InodeNumber series, meta::InodeNumber step);
+  // `again`: also what is there as it is here. ENOENT, in words: the series has no remote.
+  Result<> push(meta::InodeNumber series, meta::InodeNumber step, bool again);
   // Something has happened that may have to be pushed.
   void wake();
 

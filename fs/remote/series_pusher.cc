@@ -8,10 +8,12 @@
 #include <tuple>
 #include <utility>
 
+#include "fs/remote/save_order.h"
 #include "io/host.h"
 #include "io/log.h"
 #include "meta/names.h"
-#include "meta/remote/slot_parts.h"
+#include "meta/remote/commit.h"
+#include "meta/remote/part_format.h"
 #include "meta/steps/policy.h"
 #include "meta/steps/steps.h"
 
@@ -19,6 +21,7 @@ namespace ckptfs::fs {
 namespace {
 
 using Stage = PushState::Stage;
+using meta::remote::Claim;
 using meta::remote::TagStatus;
 
 constexpr const char* kWhenPushedAgain =
@@ -59,8 +62,8 @@ SeriesPusher::SeriesPusher(const LocalStep::Environment& environment, PushStates
   slot_.host = io::host_name();
   remote_->counts().tell_trouble(
       [url = settings_.url](const std::string& text) { log::warn("{}: nothing succeeds: {}", url, text); });
-  // A copy of the store has the same id, but lies elsewhere.
-  slot_.mount = env_.store.id() + "/" + std::to_string(series) + "@" + slot_.host + ":" + env_.store.folder();
+  slot_.mount = mount_name(env_.store, series);
+  owner_ = {0, settings_.claim, slot_.host, slot_.mount};
 }
 
 void SeriesPusher::start() {
@@ -77,7 +80,7 @@ void SeriesPusher::stop() {
 
 // What was known of the step may be old: it may have been removed there, or mended here. Who waits for it sees only
 // what the next rounds find.
-void SeriesPusher::push_now(meta::InodeNumber step, const std::string& tag) {
+void SeriesPusher::push_now(meta::InodeNumber step, const std::string& tag, bool again) {
   const auto known = states_.of(step);
   if (!known || known->is_settled() || known->stage == Stage::refused) {
     PushState state;
@@ -86,7 +89,8 @@ void SeriesPusher::push_now(meta::InodeNumber step, const std::string& tag) {
   }
   {
     const io::MutexLock lock(mutex_);
-    asked_[step] = true;
+    Asked& asked = asked_[step];
+    asked = {true, again || asked.again};
   }
   thread_.wake();
 }
@@ -165,9 +169,26 @@ Result<> SeriesPusher::reach() {
                              " made it, and this mount was told of " + std::to_string(settings_.slots) +
                              "; `ckptfs remote add` tells it anew");
   }
+  TRY(remote_->find_check(meta::remote::kProbe + meta::remote::new_id(), limits()));
+  TRY(claim());
   facts_ = facts;
   const io::MutexLock lock(mutex_);
   report_.id = facts.id;
+  return success();
+}
+
+// The store's clock has gone back if a save of ours there is of later than now: the store was restored from a copy.
+Result<> SeriesPusher::claim() {
+  TRY_SET(owner_.term, meta::remote::claim_slot(*remote_, settings_.slot, owner_, Claim::as_before, limits()));
+  if (settings_.slot != 0) return success();
+  TRY_ASSIGN(const auto steps, meta::remote::list_steps(*remote_, limits()));
+  const auto now = static_cast<uint64_t>(env_.step_facts.clock().now().count());
+  const bool went_back = std::ranges::any_of(steps, [&](const auto& step) {
+    return step.decision.order.term == owner_.term && step.decision.order.time > now;
+  });
+  if (went_back) {
+    TRY_SET(owner_.term, meta::remote::claim_slot(*remote_, settings_.slot, owner_, Claim::next_term, limits()));
+  }
   return success();
 }
 
@@ -195,7 +216,7 @@ Result<bool> SeriesPusher::round() {
       continue;
     }
     if (is_resting(candidate.status.inode)) continue;
-    if (const auto decided = decide(candidate.status.inode, *pushed); !decided) {
+    if (const auto decided = go_on(candidate.status.inode, *pushed); !decided) {
       if (stopping_ || remote_->counts().trouble()) return decided.error();
       failed(candidate, decided.error());  // it is this step's own: the others go on
     }
@@ -214,8 +235,13 @@ Result<bool> SeriesPusher::round() {
   return changed;
 }
 
-// It has failed lately.
-bool SeriesPusher::is_resting(meta::InodeNumber step) { return Clock::now() < steps_[step].not_before; }
+// It has failed lately, or waits for a part of slot 0, and no other slot has pushed anything since.
+bool SeriesPusher::is_resting(meta::InodeNumber step) {
+  const Remembered& known = steps_[step];
+  const auto& pushed = known.pushed;
+  const bool has_news = pushed && !pushed->is_put && pushed->others < parts_of_others(pushed->image->tag());
+  return !has_news && Clock::now() < known.not_before;
+}
 
 bool SeriesPusher::is_due(const Candidate& candidate) {
   const StepStatus& status = candidate.status;
@@ -230,7 +256,7 @@ bool SeriesPusher::is_due(const Candidate& candidate) {
   return candidate.asked || (!manual_ && !status.facts.in_use && status.quiet >= env_.quiet);
 }
 
-// Another slot has pushed the step again since it was committed: without this slot's vote that is never committed.
+// Another slot has pushed the step again since it was committed: without this slot's part that is never committed.
 bool SeriesPusher::is_changed_elsewhere(const Candidate& candidate) {
   const auto& at_rest = steps_[candidate.status.inode].others_at_rest;
   return at_rest && *at_rest < parts_of_others(candidate.status.facts.tag);
@@ -246,22 +272,27 @@ SeriesPusher::PartsOfOthers SeriesPusher::parts_of_others(const std::string& tag
   return found == others_.end() ? PartsOfOthers() : found->second;
 }
 
-// Which parts of each tag the other slots have.
+// What the other slots have of each tag. A push that has begun may wait for a part of ours.
 Result<> SeriesPusher::list_others() {
   others_.clear();
   if (settings_.slots == 1) return success();
-  return io::for_each_object(
-      *remote_, meta::remote::kParts,
-      [&](const io::ObjectInfo& object) -> Result<> {
-        const auto push = meta::remote::parse_part_key(object.key);
-        if (!push || push->slot == settings_.slot || object.size <= meta::remote::kMostEndedBytes) return success();
-        PartsOfOthers& parts = others_[push->tag];
-        ++parts.count;
-        parts.slots.insert(push->slot);
-        parts.newest = std::max(parts.newest, object.changed);
-        return success();
-      },
-      limits());
+  const auto note = [&](const std::optional<meta::remote::PushName>& push, const io::ObjectInfo& object, bool is_part) {
+    if (!push || push->slot == settings_.slot) return;
+    PartsOfOthers& parts = others_[push->tag];
+    ++parts.count;
+    parts.has_lead = parts.has_lead || (is_part && push->slot == 0);
+    parts.newest = std::max(parts.newest, object.changed);
+  };
+  const auto part = [&](const io::ObjectInfo& object) -> Result<> {
+    if (object.size > meta::remote::kMostEndedBytes) note(meta::remote::parse_part_key(object.key), object, true);
+    return success();
+  };
+  const auto begun = [&](const io::ObjectInfo& object) -> Result<> {
+    note(meta::remote::parse_push_key(object.key), object, false);
+    return success();
+  };
+  TRY(io::for_each_object(*remote_, meta::remote::kParts, part, limits()));
+  return io::for_each_object(*remote_, meta::remote::kPushes, begun, limits());
 }
 
 // Of a series with rules rotation does it.
@@ -282,6 +313,7 @@ Result<std::vector<SeriesPusher::Candidate>> SeriesPusher::candidates() {
   const bool quiet = meta::wall_time(meta::now()) - series.changed >= env_.quiet;
   nothing_ = quiet ? why_no_steps(series) : std::string();
   TRY(note_whole(series));
+  TRY(order_saves(env_.store, env_.step_facts.clock(), {facts_->id, series_, owner_.term}, series.steps));
   std::set<uint32_t> owners_of_whole;
   for (const StepStatus& status : series.steps) {
     if (status.facts.is_whole()) owners_of_whole.insert(status.facts.owner);
@@ -302,17 +334,17 @@ Result<std::vector<SeriesPusher::Candidate>> SeriesPusher::candidates() {
     const bool was_final = state && (state->is_settled() || state->stage == Stage::refused);
     if (is_new || (has_changed && was_final)) states_.set(series_, one.status.inode, state_of(one));
   }
-  note_late(found, there);
   TRY(list_others());
   {
     const io::MutexLock lock(mutex_);
     std::erase_if(asked_, [&there](const auto& asked) {  // but what was asked for since they were looked at
-      return !asked.second && std::ranges::find(there, asked.first) != there.end();
+      return !asked.second.fresh && std::ranges::find(there, asked.first) != there.end();
     });
     for (Candidate& one : found) {
       const auto asked = asked_.find(one.status.inode);
       one.asked = asked != asked_.end();
-      if (one.asked && std::exchange(asked->second, false)) steps_[one.status.inode].not_before = {};
+      one.again = one.asked && asked->second.again;
+      if (one.asked && std::exchange(asked->second.fresh, false)) steps_[one.status.inode].not_before = {};
       one.awaited = others_.contains(one.status.facts.tag);
     }
   }
@@ -321,18 +353,6 @@ Result<std::vector<SeriesPusher::Candidate>> SeriesPusher::candidates() {
            std::tie(other.asked, other.awaited, other.status.saved);
   });
   return found;
-}
-
-// Those that were saved before a step that is there already. A step of the future tells nothing: the clock was set
-// back.
-void SeriesPusher::note_late(const std::vector<Candidate>& all, const std::vector<meta::InodeNumber>& there) {
-  std::optional<meta::WallTime> newest;
-  const meta::WallTime now = meta::wall_time(meta::now());
-  for (const Candidate& one : all) {
-    const bool is_there = std::ranges::find(there, one.status.inode) != there.end();
-    if (is_there && one.status.saved <= now && (!newest || *newest < one.status.saved)) newest = one.status.saved;
-  }
-  for (const Candidate& one : all) steps_[one.status.inode].late = newest && one.status.saved < *newest;
 }
 
 PushState SeriesPusher::state_of(const Candidate& candidate) const {
@@ -368,7 +388,6 @@ Result<> SeriesPusher::forget_missing() {
 meta::remote::PushSettings SeriesPusher::push_settings(meta::InodeNumber step) {
   meta::remote::PushSettings settings;
   settings.folder = folder_;
-  settings.late = steps_[step].late;
   settings.parallel = kFilesAtOnce;
   settings.limit = &limit_;
   settings.time = kRequestTime;
@@ -415,38 +434,80 @@ Result<> SeriesPusher::push(const Candidate& candidate) {
   if (!was_refused) states_.set(series_, step, state);
   Pushed pushed;
   pushed.fingerprint = candidate.status.fingerprint;
+  pushed.again = candidate.again;
   pushed.others = parts_of_others(candidate.status.facts.tag);
-  TRY_ASSIGN(pushed.image, LocalStep::make(env_, step, settings_.slots,
-                                           [this](auto) { return thread_.wait_for(std::chrono::nanoseconds(0)); }));
+  TRY(env_.store.tree().sync());  // the order of the save stays what it is there
+  TRY_ASSIGN(pushed.image,
+             LocalStep::make(env_, step, [this](auto) { return thread_.wait_for(std::chrono::nanoseconds(0)); }));
   if (was_refused) states_.set(series_, step, state);
-  TRY_ASSIGN(const bool fetched, is_as_fetched(candidate, *pushed.image));
+  TRY_ASSIGN(const bool fetched, candidate.again ? Result<bool>(false) : is_as_fetched(candidate, *pushed.image));
   if (fetched) return success();
   TRY_ASSIGN(const bool removed, candidate.asked ? Result<bool>(false) : is_removed_there(candidate, *pushed.image));
   if (removed) return success();
-  TRY_ASSIGN(auto journal, meta::remote::PushJournal::open(journal_of(pushed.image->tag()), facts_->id));
-  TRY_ASSIGN(pushed.part, meta::remote::push_part(*remote_, slot_, *pushed.image, journal, push_settings(step)));
+  known.pushed = std::move(pushed);
+  return go_on(step, *known.pushed);
+}
+
+// `pushed` may be gone afterwards. Which save it is may have been told since its part was put, or sent.
+Result<> SeriesPusher::go_on(meta::InodeNumber step, Pushed& pushed) {
+  TRY_ASSIGN(const bool is_told, settings_.slots > 1 ? pushed.image->look_at_save() : Result<bool>(false));
+  if (is_told) pushed.known.own_save.reset();
+  if (!pushed.is_put || is_told) {
+    const auto sent = send(step, pushed);
+    if (!sent) steps_[step].pushed.reset();
+    if (!sent || !pushed.is_put) return sent;
+  }
+  return decide(step, pushed);
+}
+
+// Sends the files, and puts the part, if slot 0 has one of the same save. What waits for that looks for it when other
+// slots have pushed something, and each minute.
+Result<> SeriesPusher::send(meta::InodeNumber step, Pushed& pushed) {
+  const std::string& tag = pushed.image->tag();
+  pushed.others = parts_of_others(tag);
+  const std::string remote = facts_->id;
+  const auto is_ours = meta::remote::check_owner(*remote_, settings_.slot, owner_, limits());
+  if (!is_ours && is_ours.error().errno_value() == ENOENT) facts_.reset();  // somebody has emptied the remote
+  TRY(is_ours);
+  TRY_ASSIGN(auto journal, meta::remote::PushJournal::open(journal_of(tag), remote));
+  auto settings = push_settings(step);
+  settings.again = pushed.again;
+  TRY_SET(pushed.part, meta::remote::push_part(*remote_, slot_, *pushed.image, journal, pushed.known, settings));
+  pushed.is_put = pushed.part.waits.empty();
+  Remembered& known = steps_[step];
   known.forget_failures();
   {
     const io::MutexLock lock(mutex_);
-    asked_.erase(step);
-    ++report_.pushed;
+    const auto asked = asked_.find(step);
+    if (asked != asked_.end() && !asked->second.fresh) asked_.erase(asked);  // else it was asked for since
+    if (pushed.is_put) ++report_.pushed;
     report_.sent += pushed.part.sent;
     report_.copied += pushed.part.copied;
   }
+  PushState state = states_.of(step).value_or(PushState());
+  const bool was_waiting = state.stage == Stage::waiting;
   state.stage = Stage::waiting;
-  state.sent = pushed.part.sent;
-  state.copied = pushed.part.copied;
+  if (!was_waiting || pushed.part.sent > 0) {
+    state.sent = pushed.part.sent;
+    state.copied = pushed.part.copied;
+  }
+  state.error.clear();
+  state.waits_for = pushed.part.waits;
+  state.missing.clear();
+  if (!pushed.is_put && !pushed.others.has_lead) state.missing = {0};
   states_.set(series_, step, state);
-  log::info("{}: its part is in {} ({} bytes sent, {} were there)", env_.store.tree().path_of(step), settings_.url,
-            pushed.part.sent, pushed.part.copied);
-  known.pushed = std::move(pushed);
-  return decide(step, *known.pushed);
+  if (!pushed.is_put) known.not_before = Clock::now() + kLongestRetry;
+  if (pushed.is_put) {
+    log::info("{}: its part is in {} ({} bytes sent, {} were there)", env_.store.tree().path_of(step), settings_.url,
+              pushed.part.sent, pushed.part.copied);
+  }
+  return success();
 }
 
 // `pushed` may be gone afterwards.
 Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
   TRY_ASSIGN(const TagStatus status,
-             meta::remote::advance(*remote_, slot_, *pushed.image, pushed.part, pushed.memory, push_settings(step)));
+             meta::remote::decide(*remote_, slot_, pushed.part, pushed.known, pushed.memory, push_settings(step)));
   Remembered& known = steps_[step];
   known.forget_failures();
   PushState state = states_.of(step).value_or(PushState());
@@ -455,11 +516,11 @@ Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
   state.error.clear();
   state.waits_for.clear();
   state.notes = status.notes;
-  const bool rests = status.state == TagStatus::State::ended && rests_when_ended(pushed);
+  const bool rests = status.state == TagStatus::State::ended;
   switch (status.state) {
     case TagStatus::State::committed:
       state.stage = Stage::committed;
-      state.name = status.commit ? status.commit->name() : pushed.image->tag();
+      state.name = status.commit->name();
       log::info("{}: committed as {}/{}", env_.store.tree().path_of(step), settings_.url, state.name);
       break;
     case TagStatus::State::waits:
@@ -469,8 +530,6 @@ Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
       state.stage = current ? Stage::waiting : Stage::unpushed;
       state.waits_for = status.reason;
       if (!current) break;
-      TRY_ASSIGN(const std::string younger, pushed.image->younger_run());
-      if (!younger.empty() && status.missing.empty()) state.waits_for = younger;
       if (status.state != TagStatus::State::incomplete) break;
       TRY_ASSIGN(const bool alone, is_left_alone(step));
       if (!alone) break;
@@ -483,8 +542,8 @@ Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
       state.error = status.reason;
       break;
     case TagStatus::State::ended:
-      state.stage = rests ? Stage::waiting : Stage::unpushed;
-      state.waits_for = status.reason + (rests ? kWhenPushedAgain : "");
+      state.stage = Stage::waiting;
+      state.waits_for = status.reason + kWhenPushedAgain;
       break;
     case TagStatus::State::push_again:
       state.stage = Stage::unpushed;
@@ -496,7 +555,7 @@ Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
   const std::string name = state.name;
   states_.set(series_, step, std::move(state));
   if (committed) TRY(note_pushed(step, name));
-  if (committed) TRY(note_pushed_by_hand(step, *pushed.image, name));
+  if (committed) TRY(note_pushed_by_hand(step, *pushed.image, *status.commit));
   const PartsOfOthers others = parts_of_others(pushed.image->tag());
   if (committed) known.others_at_rest = others;
   if (rests) known.others_at_rest = pushed.others;  // of the round before: what has come since is new

@@ -1,8 +1,8 @@
 // Pushes the steps of one series to its remote, one at a time, on a thread of its own with idle I/O priority.
 //
 // A round looks at all steps of the series. A step that is quiet, and not what the remote has, is pushed, complete or
-// not (meta/remote/push.h). Then what is there of it is decided (meta/remote/election.h), and again in later rounds
-// while other slots are waited for. First come steps of which another slot has a part, then the newest.
+// not (meta/remote/push.h). Then what is there of it is decided (meta/remote/decide.h), and again in later rounds while
+// other slots are waited for. First come steps of which another slot has a part, then the newest.
 //
 // What fails is tried again, for ever, after a pause that grows to a minute; the step's state says what stands in the
 // way. A step that nobody can push as it is (a file is damaged, or of a kind that no remote holds) is *refused*: it is
@@ -34,9 +34,10 @@
 #include "io/background_thread.h"
 #include "io/mutex.h"
 #include "io/objects/object_store.h"
-#include "meta/remote/election.h"
+#include "meta/remote/decide.h"
 #include "meta/remote/push.h"
 #include "meta/remote/remote_facts.h"
+#include "meta/remote/slot_owner.h"
 #include "meta/store/store.h"
 
 namespace ckptfs::fs {
@@ -70,8 +71,9 @@ class SeriesPusher {
   void ask_to_stop() { stopping_ = true; }
   void stop();
   void wake() { thread_.wake(); }
-  // Pushes this step next, whatever the rule says, and without waiting for it to be quiet.
-  void push_now(meta::InodeNumber step, const std::string& tag);
+  // Pushes this step next, whatever the rule says, and without waiting for it to be quiet. `again`: also what is there
+  // as it is here.
+  void push_now(meta::InodeNumber step, const std::string& tag, bool again);
   RemoteReport report() const;
   const RemoteSettings& settings() const { return settings_; }
 
@@ -80,28 +82,31 @@ class SeriesPusher {
   struct Candidate {
     StepStatus status;
     bool asked = false;    // by hand
+    bool again = false;    // and also if it is there
     bool awaited = false;  // another slot has a part of it
   };
-  // Of a tag, as listed.
+  // Parts of a tag, and pushes that have begun, as listed.
   struct PartsOfOthers {
     std::chrono::system_clock::time_point newest;  // by the server's clock
     uint64_t count = 0;
-    std::set<uint32_t> slots;  // that have one
-    // Less: the other one has a part more. The collector may take parts away.
+    bool has_lead = false;  // slot 0 has a part
+    // Less: the other one has something more. The collector may take some away.
     auto operator<=>(const PartsOfOthers&) const = default;  // NOLINT(modernize-use-nullptr): in what is generated
   };
   // What is known of a step that was pushed, while it is what it was.
   struct Pushed {
     io::Digest fingerprint{};
     std::unique_ptr<LocalStep> image;
+    bool again = false;  // somebody has asked for it, though it is there
+    bool is_put = false;
     meta::remote::PushedPart part;
-    meta::remote::ElectionMemory memory;
+    meta::remote::KnownParts known;
+    meta::remote::DecisionMemory memory;
     PartsOfOthers others;  // when it was decided about last
   };
   // What the thread remembers of a step.
   struct Remembered {
     std::optional<Pushed> pushed;                 // not committed yet
-    bool late = false;                            // a newer step was seen as committed before it
     std::optional<PartsOfOthers> others_at_rest;  // when it was seen as committed, removed or ended
     std::optional<io::Digest> ended;              // its fingerprint when its part was ended
     Clock::time_point not_before;                 // what failed is tried again then
@@ -122,7 +127,7 @@ class SeriesPusher {
   bool is_in_doubt(const StepStatus& status, bool beside_whole);
   // `beside_whole`: another step of its owner is whole.
   bool note_blocked(const StepStatus& status, bool beside_whole);
-  void note_late(const std::vector<Candidate>& all, const std::vector<meta::InodeNumber>& there);
+  Result<> claim();
   Result<> list_others();
   PartsOfOthers parts_of_others(const std::string& tag) const;
   bool is_changed_elsewhere(const Candidate& candidate);
@@ -132,14 +137,17 @@ class SeriesPusher {
   Result<bool> is_better_there(const Candidate& candidate);
   Result<bool> is_as_fetched(const Candidate& candidate, const LocalStep& image);
   Result<> note_pushed(meta::InodeNumber step, const std::string& name);
-  Result<> note_pushed_by_hand(meta::InodeNumber step, const LocalStep& image, const std::string& name);
+  Result<> note_pushed_by_hand(meta::InodeNumber step, const LocalStep& image,
+                               const meta::remote::CommittedStep& there);
   Result<bool> is_removed_there(const Candidate& candidate, const LocalStep& image);
   Result<bool> is_not_kept(const Candidate& candidate);
   void note_there(const Candidate& candidate, const std::string& name);
   void settle(const Candidate& candidate, PushState state);
   Result<> push(const Candidate& candidate);
+  Result<> send(meta::InodeNumber step, Pushed& pushed);
+  Result<> go_on(meta::InodeNumber step, Pushed& pushed);
   Result<> decide(meta::InodeNumber step, Pushed& pushed);
-  bool rests_when_ended(const Pushed& pushed) const;
+  Result<bool> is_awaited(meta::InodeNumber step, const LocalStep& image);
   Result<bool> is_left_alone(meta::InodeNumber step) const;
   Result<> forget_missing();
   PushState state_of(const Candidate& candidate) const;
@@ -162,15 +170,21 @@ class SeriesPusher {
   meta::remote::Slot slot_;
   meta::remote::UploadLimit limit_;
   std::atomic<bool> stopping_{false};
-  std::optional<meta::remote::RemoteFacts> facts_;  // the thread's own, as are the next five
+  // Of the thread alone, down to manual_.
+  std::optional<meta::remote::RemoteFacts> facts_;
+  meta::remote::SlotOwner owner_;  // this mount
   WantedSteps wanted_;
   std::map<meta::InodeNumber, Remembered> steps_;
-  std::map<std::string, PartsOfOthers> others_;  // parts of other slots by tag, as listed last
+  std::map<std::string, PartsOfOthers> others_;  // by tag, as listed last
   std::string nothing_;  // why there is nothing to push, in words; empty: there is, or may soon be
   bool manual_ = false;
 
   mutable io::Mutex mutex_;
-  std::map<meta::InodeNumber, bool> asked_ GUARDED_BY(mutex_);  // by hand; true: since the last round
+  struct Asked {
+    bool fresh = true;   // since the last round
+    bool again = false;  // also if it is there
+  };
+  std::map<meta::InodeNumber, Asked> asked_ GUARDED_BY(mutex_);  // by hand
   RemoteReport report_ GUARDED_BY(mutex_);
   mutable Clock::time_point rate_from_ GUARDED_BY(mutex_);  // when somebody asked for the rate last
   mutable uint64_t rate_bytes_ GUARDED_BY(mutex_) = 0, rate_ GUARDED_BY(mutex_) = 0;

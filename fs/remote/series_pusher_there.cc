@@ -1,5 +1,6 @@
 // Which steps are not pushed: what cannot be, what the remote has already, what was removed or ended there, and what
 // its rules would not keep.
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -81,29 +82,30 @@ Result<bool> SeriesPusher::is_left_alone(meta::InodeNumber step) const {
 // A thinned step is pushed only where nothing else of that name is there: what is there holds more.
 Result<bool> SeriesPusher::is_better_there(const Candidate& candidate) {
   if (candidate.status.facts.completeness != meta::formats::Completeness::weights) return false;
-  TRY_ASSIGN(const auto decisions, meta::remote::list_decisions(*remote_, candidate.status.facts.tag, limits()));
-  if (decisions.commits.empty()) return false;
+  TRY_ASSIGN(const auto steps, meta::remote::list_steps(*remote_, limits()));
+  const auto there = meta::remote::newest_of_tag(steps, candidate.status.facts.tag);
+  if (!there) return false;
   steps_[candidate.status.inode].others_at_rest = parts_of_others(candidate.status.facts.tag);
-  note_there(candidate, decisions.commits.back().name());
+  note_there(candidate, there->name());
   return true;
 }
 
-// Does it still hold what was fetched, and is that commit still there? If it is this slot's own, and another slot has
-// pushed the step again, it is pushed again, too.
+// Does it still hold what was fetched, and is that commit still there? If it is this slot's own, and slot 0 has pushed
+// that save again, it is pushed again, too.
 Result<bool> SeriesPusher::is_as_fetched(const Candidate& candidate, const LocalStep& image) {
   TRY_ASSIGN(const auto fetched, fetched_step(env_.store, candidate.status.inode));
   if (!fetched || fetched->remote != facts_->id || fetched->tag != image.tag()) return false;
-  TRY_ASSIGN(const io::Digest content, meta::remote::content_of(image));
-  if (content != fetched->content) return false;
-  const auto there = meta::remote::find_step(*remote_, fetched->name, limits());
-  if (!there && there.error().errno_value() != ENOENT) return there.error();
-  if (!there || there.value().gone) return false;
+  TRY_ASSIGN(const io::Digest saved, meta::remote::saved_of(image));
+  if (saved != fetched->saved) return false;
+  TRY_ASSIGN(const auto steps, meta::remote::list_steps(*remote_, limits()));
+  const auto there = std::ranges::find(steps, fetched->decision, [](const auto& step) { return step.decision.text(); });
+  if (there == steps.end() || there->gone) return false;
   if (fetched->slot == settings_.slot && settings_.slots > 1) {
-    TRY_ASSIGN(const bool newer, meta::remote::has_newer_part(*remote_, fetched->tag, settings_.slot, limits()));
-    if (newer) return false;
+    TRY_ASSIGN(const bool awaited, is_awaited(candidate.status.inode, image));
+    if (awaited) return false;
     steps_[candidate.status.inode].others_at_rest = parts_of_others(fetched->tag);
   }
-  note_there(candidate, fetched->name);
+  note_there(candidate, there->name());
   return true;
 }
 
@@ -116,24 +118,30 @@ Result<> SeriesPusher::note_pushed(meta::InodeNumber step, const std::string& na
 
 // A step that is not known to be whole was pushed by hand. So that the next daemon knows that it is there, it counts as
 // fetched from now on.
-Result<> SeriesPusher::note_pushed_by_hand(meta::InodeNumber step, const LocalStep& image, const std::string& name) {
+Result<> SeriesPusher::note_pushed_by_hand(meta::InodeNumber step, const LocalStep& image,
+                                           const meta::remote::CommittedStep& there) {
   TRY_ASSIGN(const StepStatus status, env_.step_facts.inspect_step(step));
   if (status.facts.is_whole()) return success();
-  TRY_ASSIGN(const io::Digest content, meta::remote::content_of(image));
+  TRY_ASSIGN(const io::Digest saved, meta::remote::saved_of(image));
   const auto slot = settings_.slots > 1 ? std::optional(settings_.slot) : std::nullopt;
-  return note_fetched(env_.store, step, {facts_->id, image.tag(), name, slot, content});
+  return note_fetched(env_.store, step, {facts_->id, image.tag(), there.name(), there.decision.text(), slot, saved});
 }
 
-// Was it removed there, as it is here? If another slot has pushed the step again, it is pushed again, too.
+// Has slot 0 pushed the save, and is nothing decided about that?
+Result<bool> SeriesPusher::is_awaited(meta::InodeNumber step, const LocalStep& image) {
+  if (settings_.slot == 0) return false;
+  meta::remote::KnownParts known;
+  return meta::remote::is_awaited(*remote_, slot_, image, known, push_settings(step));
+}
+
+// Was it removed there, as it is here? If slot 0 has pushed that save again, it is pushed again, too.
 Result<bool> SeriesPusher::is_removed_there(const Candidate& candidate, const LocalStep& image) {
-  TRY_ASSIGN(const io::Digest content, meta::remote::content_of(image));
+  TRY_ASSIGN(const io::Digest saved, meta::remote::saved_of(image));
   TRY_ASSIGN(const auto tombstone,
-             meta::remote::find_removed(*remote_, image.tag(), settings_.slot, content, limits()));
+             meta::remote::find_removed(*remote_, image.tag(), settings_.slot, saved, image.order(), limits()));
   if (!tombstone) return false;
-  if (settings_.slots > 1) {
-    TRY_ASSIGN(const bool newer, meta::remote::has_newer_part(*remote_, image.tag(), settings_.slot, limits()));
-    if (newer) return false;
-  }
+  TRY_ASSIGN(const bool awaited, is_awaited(candidate.status.inode, image));
+  if (awaited) return false;
   steps_[candidate.status.inode].others_at_rest = parts_of_others(image.tag());
   PushState state = state_of(candidate);
   state.stage = PushState::Stage::removed;
@@ -171,13 +179,6 @@ void SeriesPusher::note_there(const Candidate& candidate, const std::string& nam
 void SeriesPusher::settle(const Candidate& candidate, PushState state) {
   states_.set(series_, candidate.status.inode, std::move(state));
   steps_[candidate.status.inode].forget_failures();
-}
-
-// Would its step wait for days again? If only a vote was missing, as of a slot whose files were in use, it is pushed
-// again at once: otherwise two slots whose parts were ended would wait for each other.
-bool SeriesPusher::rests_when_ended(const Pushed& pushed) const {
-  const bool is_a_slot_missing = pushed.others.slots.size() + 1 < settings_.slots;
-  return is_a_slot_missing || pushed.memory.unvotable;
 }
 
 }  // namespace ckptfs::fs

@@ -56,8 +56,7 @@ Result<std::shared_ptr<StepList>> Catalog::numbered(std::vector<CommittedStep> s
   auto made = std::make_shared<StepList>();
   for (CommittedStep& step : steps) {
     if (step.gone) continue;
-    const auto [known, fresh] = by_decision_.try_emplace({step.decision.tag, step.decision.n, step.committed},
-                                                         static_cast<uint32_t>(numbers_.size()));
+    const auto [known, fresh] = by_decision_.try_emplace(step.decision, static_cast<uint32_t>(numbers_.size()));
     if (fresh && numbers_.size() > kMostStepNumber) return Error(EOVERFLOW, "the remote has too many steps");
     if (fresh) numbers_.push_back(step);
     made->names.emplace(step.name(), made->steps.size());

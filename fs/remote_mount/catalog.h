@@ -17,7 +17,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -138,9 +137,7 @@ class Catalog {
   mutable io::Mutex mutex_;
   std::shared_ptr<const StepList> list_ GUARDED_BY(mutex_);
   std::vector<meta::remote::CommittedStep> numbers_ GUARDED_BY(mutex_);  // by their number
-  // With the time, since somebody may have emptied the remote and filled it anew.
-  std::map<std::tuple<std::string, uint64_t, std::chrono::system_clock::time_point>, uint32_t> by_decision_
-      GUARDED_BY(mutex_);
+  std::map<meta::remote::DecisionName, uint32_t> by_decision_ GUARDED_BY(mutex_);
   std::unordered_map<uint32_t, Kept> kept_ GUARDED_BY(mutex_);
   std::unordered_map<uint32_t, std::weak_ptr<io::Mutex>> turns_ GUARDED_BY(mutex_);
 };

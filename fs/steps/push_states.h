@@ -21,8 +21,8 @@ namespace ckptfs::fs {
 struct PushState {
   enum class Stage {  // their names: push_states.cc
     unpushed,         // nothing was done yet, or the step has changed since
-    pushing,          // its chunks are on their way
-    waiting,          // its part is there; other slots' parts or votes are not, or its files are not quiet
+    pushing,          // its files are on their way
+    waiting,          // its files are there; its part waits for slot 0's, or the commit for other slots
     committed,        // `name` is what the step is called there
     refused,          // it cannot be pushed or committed as it is; `error` tells why
     not_kept,         // it is not pushed, since the remote's rules would not keep it; `waits_for` tells which

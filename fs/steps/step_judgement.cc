@@ -161,7 +161,11 @@ SaveTimes save_times_of(const views::FilesOfStep& files, const meta::formats::St
     } else if (is_first || is_checkpoint_file) {
       times.writers.emplace(files.made()[at].writer, path);
     }
-    if (!meta::formats::is_note(path)) others = std::max(others, written);
+    if (!meta::formats::is_note(path)) {
+      others = std::max(others, written);
+      times.others_from = times.all_writers.empty() ? written : std::min(times.others_from, written);
+      times.all_writers.insert(files.made()[at].writer);
+    }
     if (!is_checkpoint_file) continue;
     times.saved_at = std::max(times.saved_at, written);
     if (times.oldest.empty() || written < times.oldest_at) {

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 
 #include "fs/views/files_of_step.h"
@@ -57,6 +58,8 @@ struct SaveTimes {
   meta::WallTime saved_at;
   std::string oldest;  // of those that each save writes
   meta::WallTime oldest_at;
+  meta::WallTime others_from;      // of those that are no notes the oldest; zero: there is none
+  std::set<uint64_t> all_writers;  // the programs that wrote these last
   // The programs (meta::program_id) that wrote last what a save writes, first or otherwise, and one file of each; and
   // who wrote a Trainer's state, which an evaluation may edit.
   std::map<uint64_t, std::string> writers;

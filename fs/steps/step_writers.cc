@@ -11,13 +11,12 @@
 #include "io/log.h"
 #include "meta/formats/file_kinds.h"
 #include "meta/names.h"
-#include "meta/steps/steps.h"
 #include "meta/tree/process.h"
+#include "meta/tree/step_detection.h"
 
 namespace ckptfs::fs {
 namespace {
 
-constexpr std::chrono::seconds kSameRun{2};  // the processes of a run begin one after the other
 constexpr size_t kMostKnown = 4096;
 constexpr meta::WallTime kLongAgo{std::chrono::nanoseconds(1)};  // of a step whose files are all frozen
 
@@ -284,25 +283,6 @@ void StepWriters::forget(meta::InodeNumber inode) {
   const io::MutexLock lock(mutex_);
   series_.erase(inode);
   known_.erase(inode);
-}
-
-Result<std::string> StepWriters::younger_than(meta::InodeNumber series, meta::InodeNumber step) const {
-  TRY_ASSIGN(const auto entry, meta::ledger_of(store_, step));
-  const auto& own = entry.newest_run;
-  if (!own) return std::string();
-  TRY_ASSIGN(const auto steps, meta::list_steps(store_, series));
-  const auto found = std::ranges::find(steps, step, &meta::StepInfo::inode);
-  const uint64_t number = found == steps.end() ? UINT64_MAX : meta::number_of(found->tag, found->record);
-  for (const meta::StepInfo& one : steps) {
-    if (one.inode == step || meta::number_of(one.tag, one.record) > number) continue;
-    TRY_ASSIGN(const auto other, meta::ledger_of(store_, one.inode));
-    const auto& newest = other.newest_run;
-    if (!newest || *newest <= *own + kSameRun) continue;
-    return "a process that began after those that wrote it has written to " + one.tag +
-           ": it may be a run that will save this step again, and its files are not to mix with these. Saving the step "
-           "again ends the wait";
-  }
-  return std::string();
 }
 
 }  // namespace ckptfs::fs

@@ -66,11 +66,6 @@ class StepWriters {
   // The inode is gone.
   void forget(meta::InodeNumber inode);
 
-  // Has a process that is younger than all writers of this step written to a step of the series whose number is not
-  // above this one's? Then it says so, in words; else it is empty. A run that goes back and saves a step again on one
-  // node must not have the new files committed with the old ones of another node. Commands (mkdir, cp) do not count.
-  Result<std::string> younger_than(meta::InodeNumber series, meta::InodeNumber step) const;
-
  private:
   struct Noted {
     meta::InodeNumber step = 0;  // 0: nothing is noted

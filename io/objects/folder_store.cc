@@ -250,18 +250,20 @@ Result<> FolderStore::refuse_links(const std::string& prefix) const {
 }
 
 Result<ObjectPage> FolderStore::list(const std::string& prefix, const std::string& token, const RequestLimits& limits) {
-  TRY(check_prefix(prefix));
+  TRY(check_beginning(prefix));
   TRY(check_folder());
-  TRY(refuse_links(prefix));
+  const std::string folder = prefix.substr(0, prefix.rfind('/') + 1);
+  TRY(refuse_links(folder));
   ++counts_.lists;
   ObjectPage page;
-  TRY_ASSIGN(const bool whole, list_folder(prefix, token, page, limits));
+  TRY_ASSIGN(const bool whole, list_folder({folder, prefix}, token, page, limits));
   if (!whole) page.next = page.objects.back().key;
   return page;
 }
 
-Result<bool> FolderStore::list_folder(const std::string& key, const std::string& token, ObjectPage& page,
+Result<bool> FolderStore::list_folder(const Below& below, const std::string& token, ObjectPage& page,
                                       const RequestLimits& limits) {
+  const std::string& key = below.folder;
   TRY(check_limits(key, limits));
   const auto names = read_folder(path_of(key), key.empty());
   if (!names && names.error().errno_value() == ENOENT) return true;
@@ -270,10 +272,11 @@ Result<bool> FolderStore::list_folder(const std::string& key, const std::string&
   if (!names) return failed(key, "cannot be listed", names.error());
   for (const std::string& name : names.value()) {
     const std::string found = key + name;
+    if (!found.starts_with(below.prefix)) continue;
     if (found <= token && !token.starts_with(found)) continue;
     if (page.objects.size() == kPage) return false;
     if (name.ends_with('/')) {
-      TRY_ASSIGN(const bool whole, list_folder(found, token, page, limits));
+      TRY_ASSIGN(const bool whole, list_folder({found, below.prefix}, token, page, limits));
       if (!whole) return false;
     } else if (found > token) {
       const auto facts = stat_at(AT_FDCWD, path_of(found));

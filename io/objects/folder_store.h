@@ -65,9 +65,12 @@ class FolderStore : public ObjectStore {
                  const RequestLimits& limits);
   // Syncs the file, and gives it the name of the object.
   Result<> publish(Temporary& temporary, const std::string& key, PutMode mode);
+  struct Below {
+    std::string folder;  // "" or with '/' at its end
+    std::string prefix;  // of all that is listed
+  };
   // Adds what comes after `token`, as bytes. Returns whether there is room for more.
-  Result<bool> list_folder(const std::string& key, const std::string& token, ObjectPage& page,
-                           const RequestLimits& limits);
+  Result<bool> list_folder(const Below& below, const std::string& token, ObjectPage& page, const RequestLimits& limits);
   Result<Fd> open_upload(const Upload& upload) const;
   Result<bool> holds_pieces(int file, const std::vector<std::string>& pieces, const RequestLimits& limits) const;
   Result<Time> time_there() const;

@@ -109,6 +109,17 @@ Result<bool> has_size(ObjectStore& store, const std::string& key, uint64_t size,
   return got.value() == size - last;
 }
 
+Result<bool> is_listed(ObjectStore& store, const std::string& key, const RequestLimits& limits) {
+  bool found = false;
+  const auto look = [&](const ObjectInfo& object) -> Result<> {
+    found = object.key == key;
+    return found ? Result<>(Error(ECANCELED)) : success();  // ends the list
+  };
+  auto listed = for_each_object(store, key, look, limits);
+  if (!listed && !found) return listed.error();
+  return found;
+}
+
 Result<bool> holds(ObjectStore& store, const std::string& key, const ObjectContent& content,
                    const RequestLimits& limits) {
   constexpr size_t kCompared = size_t{1} << 20;
@@ -141,6 +152,10 @@ Result<> check_prefix(std::string_view prefix) {
   if (!prefix.ends_with('/'))
     return Error(EINVAL, printable(prefix) + ": no prefix of objects: it has no '/' at its end");
   return check_key(prefix.substr(0, prefix.size() - 1));
+}
+
+Result<> check_beginning(std::string_view prefix) {
+  return prefix.ends_with('/') ? check_prefix(prefix) : prefix.empty() ? Result<>(success()) : check_key(prefix);
 }
 
 }  // namespace ckptfs::io

@@ -124,14 +124,14 @@ class ObjectStore {
   ObjectStore& operator=(const ObjectStore&) = delete;
   virtual ~ObjectStore() = default;
 
-  // The object is durable when it returns.
+  // The object is durable when it returns, and has arrived as it was read. EAGAIN: it was damaged on the way.
   virtual Result<> put(const std::string& key, const ObjectContent& content, PutMode mode,
                        const RequestLimits& limits) = 0;
   // Returns how many bytes there are from `offset` on, up to the buffer's size: fewer than that at the object's end.
   virtual Result<size_t> get(const std::string& key, uint64_t offset, std::span<std::byte> buffer,
                              const RequestLimits& limits) = 0;
-  // A page of the objects whose key begins with `prefix`, which ends with '/' or is empty. `token`: empty for the first
-  // page, else `next` of the one before. Names that are no keys are left out. for_each_object() asks for all pages.
+  // A page of the objects whose key begins with `prefix`. `token`: empty for the first page, else `next` of the one
+  // before. Names that are no keys are left out. for_each_object() asks for all pages.
   virtual Result<ObjectPage> list(const std::string& prefix, const std::string& token, const RequestLimits& limits) = 0;
   // It is no error if there is no such object.
   virtual Result<> remove(const std::string& key, const RequestLimits& limits) = 0;
@@ -161,6 +161,10 @@ class ObjectStore {
     return uint64_t{0};
   }
 
+  // Finds out how the store can be made to tell that what is put has arrived as it was sent, by a few requests for this
+  // key, which is removed again. Until it was called, put() may read its content twice. EPROTO, in words: it cannot.
+  virtual Result<> find_check(const std::string& /*key*/, const RequestLimits& /*limits*/) { return success(); }
+
   // EINVAL, in words: no object of this store can have this key, since it is too long.
   virtual Result<> check_fits(const std::string& key) const = 0;
   virtual RequestCounts& counts() = 0;
@@ -187,6 +191,8 @@ Result<bool> make_object(ObjectStore& store, const std::string& key, std::string
 
 // Has the store an object of this key and size?
 Result<bool> has_size(ObjectStore& store, const std::string& key, uint64_t size, const RequestLimits& limits);
+// Likewise, by a list, which tells it for certain: a get of what is not there is tried until the deadline.
+Result<bool> is_listed(ObjectStore& store, const std::string& key, const RequestLimits& limits);
 // Does the store hold exactly this content?
 Result<bool> holds(ObjectStore& store, const std::string& key, const ObjectContent& content,
                    const RequestLimits& limits);
@@ -195,5 +201,7 @@ Result<bool> holds(ObjectStore& store, const std::string& key, const ObjectConte
 Result<> check_key(std::string_view key);
 // EINVAL, in words, unless it is empty, or a key with a '/' at its end.
 Result<> check_prefix(std::string_view prefix);
+// Likewise, or the beginning of a key.
+Result<> check_beginning(std::string_view prefix);
 
 }  // namespace ckptfs::io

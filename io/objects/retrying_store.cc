@@ -108,6 +108,10 @@ Result<> RetryingStore::remove(const std::string& key, const RequestLimits& limi
   return again_and_again(limits, [&](int) { return store_->remove(key, limits); });
 }
 
+Result<> RetryingStore::find_check(const std::string& key, const RequestLimits& limits) {
+  return again_and_again(limits, [&](int) { return store_->find_check(key, limits); });
+}
+
 Result<> RetryingStore::copy(const std::string& from, const std::string& to, uint64_t size,
                              const RequestLimits& limits) {
   return again_and_again(

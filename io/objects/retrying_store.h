@@ -31,6 +31,7 @@ class RetryingStore : public ObjectStore {
   Result<size_t> get(const std::string& key, uint64_t offset, std::span<std::byte> buffer,
                      const RequestLimits& limits) override;
   Result<ObjectPage> list(const std::string& prefix, const std::string& token, const RequestLimits& limits) override;
+  Result<> find_check(const std::string& key, const RequestLimits& limits) override;
   Result<> remove(const std::string& key, const RequestLimits& limits) override;
   Result<> copy(const std::string& from, const std::string& to, uint64_t size, const RequestLimits& limits) override;
   Result<Upload> begin_upload(const std::string& key, const RequestLimits& limits) override;

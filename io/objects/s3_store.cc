@@ -1,11 +1,15 @@
 #include "io/objects/s3_store.h"
 
 #include <curl/curl.h>
+#include <fmt/format.h>
+#include <openssl/evp.h>
 
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <memory>
 #include <tuple>
+#include <vector>
 
 #include "io/log.h"
 #include "io/objects/s3_xml.h"
@@ -74,6 +78,57 @@ bool read_range(std::string_view text, Range& range) {
   uint64_t last = 0;
   return number(range.begin, '-') && number(last, '/') && number(range.size, '\0') && at == end;
 }
+
+// Of what is read from the beginning to the end; a broken connection may begin it anew.
+class Md5 {
+ public:
+  void add(uint64_t offset, std::span<const std::byte> bytes) {
+    if (offset == 0) EVP_DigestInit_ex(context_.get(), EVP_md5(), nullptr);
+    EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size());
+    is_begun_ = true;
+  }
+  std::string bytes() {
+    if (!is_begun_) EVP_DigestInit_ex(context_.get(), EVP_md5(), nullptr);  // of nothing
+    std::string sum(EVP_MAX_MD_SIZE, '\0');
+    unsigned length = 0;
+    EVP_DigestFinal_ex(context_.get(), reinterpret_cast<unsigned char*>(sum.data()), &length);
+    sum.resize(length);
+    return sum;
+  }
+  std::string hexadecimal() {
+    std::string text;
+    for (const char byte : bytes()) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+    return text;
+  }
+
+ private:
+  struct Free {
+    void operator()(EVP_MD_CTX* context) const { EVP_MD_CTX_free(context); }
+  };
+  const std::unique_ptr<EVP_MD_CTX, Free> context_{EVP_MD_CTX_new()};
+  bool is_begun_ = false;
+};
+
+// As Content-MD5 has it.
+Result<std::string> md5_of(const ObjectContent& content) {
+  constexpr size_t kAtOnce = size_t{1} << 20;
+  Md5 md5;
+  std::vector<std::byte> some(std::min<uint64_t>(kAtOnce, content.size));
+  for (uint64_t at = 0; at < content.size; at += some.size()) {
+    some.resize(std::min<uint64_t>(some.size(), content.size - at));
+    TRY(content.read(at, some));
+    md5.add(at, some);
+  }
+  const std::string sum = md5.bytes();
+  std::string text(4 * ((sum.size() + 2) / 3) + 1, '\0');
+  const int length = EVP_EncodeBlock(reinterpret_cast<unsigned char*>(text.data()),
+                                     reinterpret_cast<const unsigned char*>(sum.data()), static_cast<int>(sum.size()));
+  text.resize(static_cast<size_t>(length));
+  return text;
+}
+
+// An ETag stands in quotes.
+bool holds(std::string_view tag, const std::string& sum) { return tag == sum || tag == "\"" + sum + "\""; }
 
 }  // namespace
 
@@ -176,12 +231,20 @@ Result<> S3Store::put(const std::string& key, const ObjectContent& content, PutM
 }
 
 Result<std::string> S3Store::send(const std::string& key, const Texts& query, Texts headers,
-                                  const ObjectContent& content, const RequestLimits& limits) {
+                                  const ObjectContent& content, const RequestLimits& limits, std::string* sum) {
   TRY(check_key(key));
   TRY(check_fits(key));
   ++counts_.puts;
+  // An object that is only made, never replaced, must not come to be damaged.
+  const bool is_made = headers.contains("if-none-match");
+  const bool beforehand = sum == nullptr && (is_made || check_ == Check::beforehand);
+  if (beforehand) {
+    TRY_ASSIGN(headers["content-md5"], md5_of(content));
+  }
+  Md5 md5;
   const ObjectContent counted{content.size, [&](uint64_t offset, std::span<std::byte> buffer) -> Result<> {
                                 TRY(content.read(offset, buffer));
+                                md5.add(offset, buffer);
                                 counts_.bytes_sent += buffer.size();
                                 return success();
                               }};
@@ -197,7 +260,40 @@ Result<std::string> S3Store::send(const std::string& key, const Texts& query, Te
     return Error(EPROTO, name + ": " + place_.host + " answers " + std::to_string(answer.status) +
                              " without an ETag: it is no object store");
   }
-  return header_of(answer, "etag");
+  const std::string tag = header_of(answer, "etag");
+  const std::string sent = md5.hexadecimal();
+  if (sum != nullptr) {
+    *sum = sent;
+    return tag;
+  }
+  const bool is_same = holds(tag, sent);
+  check_ = is_same ? Check::afterwards : Check::beforehand;  // its ETags may be no MD5, or no longer
+  if (!is_same && !beforehand) {
+    return Error(EAGAIN,
+                 name + ": it was damaged on its way to " + place_.host + ": that has something else than was sent");
+  }
+  return tag;
+}
+
+Result<> S3Store::find_check(const std::string& key, const RequestLimits& limits) {
+  const auto began = std::chrono::steady_clock::now();
+  constexpr std::string_view kText = "what was sent", kOther = "what was not";
+  std::string sum;
+  TRY_ASSIGN(const std::string tag, send(key, {}, {}, content_of(kText), limits, &sum));
+  auto checks = [&]() -> Result<> {
+    TRY_ASSIGN(const std::string wrong, md5_of(content_of(kOther)));
+    std::string ignored;
+    const auto taken = send(key, {}, {{"content-md5", wrong}}, content_of(kText), limits.renewed(began), &ignored);
+    const bool refused = !taken && taken.error().message().find("Digest") != std::string::npos;  // BadDigest
+    if (!taken && !refused) return taken.error();
+    if (refused) return success();
+    return Error(EPROTO, url_ + ": " + place_.host +
+                             " does not compare what arrives with what was sent: it takes a wrong Content-MD5. Use "
+                             "another server");
+  }();
+  if (checks) check_ = holds(tag, sum) ? Check::afterwards : Check::beforehand;
+  auto removed = remove(key, limits.renewed(began));
+  return checks ? removed : checks;
 }
 
 Result<> S3Store::check_fits(const std::string& key) const {
@@ -374,7 +470,7 @@ Result<size_t> S3Store::check_range(const HttpAnswer& answer, uint64_t offset, s
 }
 
 Result<ObjectPage> S3Store::list(const std::string& prefix, const std::string& token, const RequestLimits& limits) {
-  TRY(check_prefix(prefix));
+  TRY(check_beginning(prefix));
   const std::string name = url_ + "/" + prefix;
   Texts query{{"list-type", "2"}, {"encoding-type", "url"}, {"prefix", prefix_ + prefix}};
   if (!token.empty()) query["continuation-token"] = token;

@@ -40,6 +40,7 @@ class S3Store : public ObjectStore {
                            const RequestLimits& limits) override;
   Result<uint64_t> end_uploads(std::chrono::seconds older_than, const RequestLimits& limits) override;
 
+  Result<> find_check(const std::string& key, const RequestLimits& limits) override;
   Result<> check_fits(const std::string& key) const override;
   RequestCounts& counts() override { return counts_; }
   const std::string& url() const override { return url_; }
@@ -67,9 +68,15 @@ class S3Store : public ObjectStore {
   // `name`: of what is asked for, for errors.
   Result<HttpAnswer> ask(const std::string& method, const std::string& path, const Texts& query, Texts headers,
                          HttpRequest request, const std::string& name, const RequestLimits& limits);
-  // A PUT of an object, or of a piece of one. Returns its ETag.
+  // How we know that what was put has arrived as it was sent. Most servers give it its MD5 as its ETag: then that is
+  // computed while it is sent, and compared. Those that encrypt by KMS do not. They, a server that was not asked
+  // yet, and one that has just differed get the MD5 beforehand, for which the content is read twice.
+  enum class Check { beforehand, afterwards };
+
+  // A PUT of an object, or of a piece of one. Returns its ETag. `sum`: if it is not null, that of the content is put
+  // into it; else it is checked.
   Result<std::string> send(const std::string& key, const Texts& query, Texts headers, const ObjectContent& content,
-                           const RequestLimits& limits);
+                           const RequestLimits& limits, std::string* sum = nullptr);
   // A POST, or a PUT without content, that is answered by XML.
   Result<HttpAnswer> post(const std::string& method, const std::string& key, const Texts& query, Texts headers,
                           const std::string& text, const RequestLimits& limits);
@@ -87,6 +94,7 @@ class S3Store : public ObjectStore {
   HttpClient http_;
   S3CredentialSource credentials_;
   std::atomic<int64_t> clock_offset_{0};  // seconds that the server's clock is ahead of ours, once it has mattered
+  std::atomic<Check> check_{Check::beforehand};
   RequestCounts counts_;
 };
 

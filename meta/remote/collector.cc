@@ -14,16 +14,16 @@
 #include "io/json.h"
 #include "io/parallel.h"
 #include "io/printable.h"
+#include "meta/remote/decide.h"
 #include "meta/remote/inventory.h"
 #include "meta/remote/json_fields.h"
+#include "meta/remote/part.h"
+#include "meta/remote/server_time.h"
 #include "meta/remote/slot_parts.h"
-#include "meta/remote/tag_history.h"
 #include "meta/remote/tombstone.h"
 
 namespace ckptfs::meta::remote {
 namespace {
-
-using Time = std::chrono::system_clock::time_point;
 
 constexpr size_t kMostWarnings = 100;
 constexpr std::chrono::seconds kTick{1};  // of servers' clocks
@@ -37,16 +37,23 @@ class Collector {
   Result<CollectorReport> run();
 
  private:
+  struct Undecided {
+    Time last;                                                // when the newest of its parts was put
+    uint32_t slots = 1;                                       // of the remote
+    std::map<uint32_t, std::pair<Time, std::string>> newest;  // by slot: when it was put, and PushName::id
+  };
+
   io::RequestLimits limits() const { return io::RequestLimits::within(settings_.time, settings_.stop); }
   Result<> tell_time();
-  Result<> sort_pushes();
-  Result<> sort_tag(const std::string& tag);
-  bool is_whole(const CommittedStep& step, const PartList& parts);
+  Result<> read_commits();
+  Result<> sort_push(const PushName& push, const ListedPush& listed);
+  std::string what_is_missing(const CommittedStep& step, const PartList& parts) const;
   Result<> apply_rules();
   Result<> end_stale();
   Result<> end_push(const PushName& push);
-  Result<> end_part(const PushName& push);
+  Result<> decide_save(const DecisionName& decision, const Undecided& undecided);
   Result<> delete_dead();
+  Result<> end_dead(const PushName& push, const ListedPush& listed);
   Result<> delete_files(const PushName& push);
   Result<> delete_small();
   Result<> remove(const std::vector<std::string>& keys);
@@ -61,10 +68,9 @@ class Collector {
   CollectorReport report_;
   Inventory inventory_;
   std::atomic<uint64_t> deleted_ = 0;
-  std::map<PushName, Time> dead_;             // since when
-  std::set<PushName> committed_;              // that a commit names, also one that is gone
-  std::set<PushName> undecided_;              // parts that are in no commit, and may be
-  std::map<std::string, uint64_t> next_;      // by tag: the number that is not decided
+  std::map<PushName, Time> dead_;  // since when
+  std::set<PushName> committed_;   // that a commit names, also one that is gone
+  std::map<DecisionName, Undecided> undecided_;
   std::set<DecisionName> damaged_;            // commits that stand, and lack files
   std::set<std::string, std::less<>> known_;  // folders of pushes that somebody knows
 };
@@ -73,78 +79,77 @@ void Collector::warn(std::string words) {
   if (report_.warnings.size() < kMostWarnings) report_.warnings.push_back(std::move(words));
 }
 
-// By the store's clock: what time an object gets that is made now.
 Result<> Collector::tell_time() {
   report_.now = std::chrono::system_clock::now();
   if (settings_.dry_run) return success();
-  const std::string key = kProbe + settings_.id();
-  TRY(io::make_object(store_, key, "what time is it?", limits()));
-  std::optional<Time> made;
-  const auto note = [&](const io::ObjectInfo& object) -> Result<> {
-    if (object.key == key) made = object.changed;
-    return success();
-  };
-  auto listed = io::for_each_object(store_, kProbe, note, limits());
-  TRY(store_.remove(key, limits()));
-  TRY(listed);
-  if (!made)
-    return Error(EIO, fmt::format("{}: {} was made, and is not listed: the list lags behind", store_.url(), key));
-  report_.now = *made;
+  TRY_ASSIGN(const ServerTime time, ask_time(store_, settings_.id(), std::chrono::system_clock::now, limits()));
+  report_.now = time.there;
   return success();
 }
 
-// Tags of which nothing but decisions is left are not read: they have nothing to collect.
-Result<> Collector::sort_pushes() {
+// Commits that are gone are not read if nothing is left of their tags.
+Result<> Collector::read_commits() {
   std::set<std::string, std::less<>> tags;
   for (const auto& [push, listed] : inventory_.pushes) tags.insert(push.tag);
   for (const auto& [folder, files] : inventory_.folders) tags.insert(folder.substr(0, folder.rfind('.')));
   for (const CommittedStep& step : inventory_.steps) {
-    if (!step.gone) tags.insert(step.decision.tag);
-  }
-  for (const std::string& tag : tags) TRY(sort_tag(tag));
-  return success();
-}
-
-Result<> Collector::sort_tag(const std::string& tag) {
-  const auto found = inventory_.decisions.find(tag);
-  const DecisionsOfTag decided = found == inventory_.decisions.end() ? DecisionsOfTag() : found->second;
-  TagDecisions listed;
-  for (const auto& [n, one] : decided.decided) {
-    listed.undecided = n + 1;
-    if (one.commit) listed.commits.push_back({{tag, n}, 0, one.changed, decided.gone.contains(n)});
-  }
-  TagHistory history;
-  TRY(history.read(store_, tag, listed, limits()));
-  next_[tag] = listed.undecided;
-  for (const CommittedStep& step : listed.commits) {
-    const PartList& parts = history.commits().at(step.decision.n);
-    for (const PartName& part : parts) {
-      known_.insert(part.push.folder());
-      if (step.gone) dead_[part.push] = decided.gone.at(step.decision.n);
+    known_.insert(step.decision.lead().folder());
+    if (step.gone && !tags.contains(step.decision.tag)) continue;
+    const auto read = fetch_commit(store_, step.decision, limits());
+    if (!read && !is_damage(read.error())) return read.error();
+    if (!read) {
+      warn(fmt::format("{}: nothing of it is deleted", read.error().message()));
+      damaged_.insert(step.decision);
+      continue;
     }
-    if (!step.gone && !is_whole(step, parts)) damaged_.insert(step.decision);
-  }
-  for (const auto& [push, n] : history.ended()) {
-    known_.insert(push.folder());
-    dead_[push] = decided.decided.at(n).changed;
-  }
-  for (auto at = inventory_.pushes.lower_bound({tag, 0, ""}); at != inventory_.pushes.end() && at->first.tag == tag;
-       ++at) {
-    const auto& [push, objects] = *at;
-    known_.insert(push.folder());
-    const bool is_committed = history.commit_of(push).has_value();
-    if (is_committed) committed_.insert(push);
-    if (objects.is_ended && !is_committed) dead_[push] = objects.changed;
-    if (!objects.has_part || is_committed || dead_.contains(push)) continue;
-    undecided_.insert(push);
-    if (io::fault_value("undecided_collected")) dead_[push] = objects.changed;
+    const Commit& commit = read.value();
+    for (const PartName& part : commit.parts) {
+      known_.insert(part.push.folder());
+      committed_.insert(part.push);
+      if (step.gone) dead_[part.push] = inventory_.decisions.gone.at(step.decision);
+    }
+    const std::string missing = step.gone ? std::string() : what_is_missing(step, commit.parts);
+    if (missing.empty()) continue;
+    TRY_ASSIGN(const bool gone, io::is_listed(store_, gone_key(step.decision), limits()));
+    if (gone) continue;  // since the list began
+    warn(missing);
+    damaged_.insert(step.decision);
   }
   return success();
 }
 
-// Is all of it in the list? A list takes a while, and a step may be committed meanwhile: it is judged at the next run.
-bool Collector::is_whole(const CommittedStep& step, const PartList& parts) {
-  if (!is_past(step.committed, kTick)) return true;
+Result<> Collector::sort_push(const PushName& push, const ListedPush& listed) {
+  known_.insert(push.folder());
+  if (committed_.contains(push)) return success();
+  if (listed.is_ended) dead_[push] = listed.changed;
+  if (!listed.has_part) return success();
+  const auto header = fetch_part_header(store_, push, limits());
+  if (!header && header.error().errno_value() == ESTALE) return success();  // another collector was here
+  if (!header && !is_damage(header.error())) return header.error();
+  if (!header) {
+    warn(fmt::format("{}: it is left alone", header.error().message()));
+    return success();
+  }
+  const auto& decided = inventory_.decisions.decided;
+  const auto decision = decided.find(header.value().decision);
+  if (damaged_.contains(header.value().decision)) return success();
+  if (decision != decided.end()) {
+    dead_[push] = std::max(decision->second.changed, listed.changed);
+    return success();
+  }
+  Undecided& undecided = undecided_[header.value().decision];
+  undecided.slots = header.value().slots;
+  undecided.last = std::max(undecided.last, listed.changed);
+  auto& newest = undecided.newest[push.slot];
+  newest = std::max(newest, std::pair(listed.changed, push.id));
+  if (io::fault_value("undecided_collected")) dead_[push] = listed.changed;
+  return success();
+}
+
+// In the list, in words; empty: nothing. A list takes a while, and a step may be committed meanwhile: it is judged at
+// the next run.
+std::string Collector::what_is_missing(const CommittedStep& step, const PartList& parts) const {
+  if (!is_past(step.committed, kTick)) return {};
   for (const PartName& part : parts) {
     const auto listed = inventory_.pushes.find(part.push);
     const ListedFiles files = inventory_.files_of(part.push);
@@ -152,13 +157,12 @@ bool Collector::is_whole(const CommittedStep& step, const PartList& parts) {
     if (has_part && files.objects >= part.files && files.bytes >= part.bytes) continue;
     const std::string what =
         has_part ? fmt::format("{} of {} files are there", files.objects, part.files) : "its part is not there";
-    warn(
-        fmt::format("{}/{}: {}, of {}: that step is damaged. It counts for no rule, and none removes it; ckptfs remote "
-                    "verify names the files",
-                    store_.url(), io::printable(step.decision.tag), what, io::printable(part.push.folder())));
-    return false;
+    return fmt::format(
+        "{}/{}: {}, of {}: that step is damaged. It counts for no rule, and none removes it; ckptfs "
+        "remote verify names the files",
+        store_.url(), io::printable(step.decision.tag), what, io::printable(part.push.folder()));
   }
-  return true;
+  return {};
 }
 
 Result<> Collector::apply_rules() {
@@ -178,8 +182,8 @@ Result<> Collector::apply_rules() {
 }
 
 Result<> Collector::end_stale() {
+  for (const auto& [decision, undecided] : undecided_) TRY(decide_save(decision, undecided));
   for (const auto& [push, listed] : inventory_.pushes) {
-    if (undecided_.contains(push) && is_past(listed.changed, settings_.unfinished)) TRY(end_part(push));
     const bool unfinished = listed.begun && !listed.has_part && !dead_.contains(push) && !committed_.contains(push);
     if (!unfinished) continue;
     if (is_past(std::max(*listed.begun, inventory_.files_of(push).newest), settings_.unfinished)) TRY(end_push(push));
@@ -187,29 +191,35 @@ Result<> Collector::end_stale() {
   return success();
 }
 
+// By a commit if it can be, else by a void once it is old. If somebody else decides at that moment, that counts.
+Result<> Collector::decide_save(const DecisionName& decision, const Undecided& undecided) {
+  std::vector<PushName> parts;
+  for (const auto& [slot, newest] : undecided.newest) {
+    if (slot == parts.size()) parts.push_back({decision.tag, slot, newest.second});
+  }
+  if (parts.size() == undecided.slots) {
+    const auto judged = judge(store_, parts, settings_.folder, limits());
+    if (!judged && !is_damage(judged.error())) return judged.error();
+    if (judged && !judged.value().unwelcome) {
+      if (!settings_.dry_run) TRY(commit(store_, decision, judged.value(), settings_.host, limits()));
+      report_.committed.push_back(decision);
+      return success();
+    }
+  }
+  if (!is_past(undecided.last, settings_.unfinished)) return success();
+  bool made = true;
+  if (!settings_.dry_run) TRY_SET(made, io::make_object(store_, step_key(decision), void_text(), limits()));
+  if (made) report_.ended.push_back(decision.lead());
+  return success();
+}
+
 // Else it has a part after all.
 Result<> Collector::end_push(const PushName& push) {
   bool made = true;
   if (!settings_.dry_run) {
-    TRY_ASSIGN(made, io::make_object(store_, part_key(push), line_of(new_document(kEndedKind)), limits()));
+    TRY_ASSIGN(made, io::make_object(store_, part_key(push), checked_line(new_document(kEndedKind)), limits()));
   }
   if (made) report_.ended.push_back(push);
-  return success();
-}
-
-// By a void at the number that is undecided. If somebody else decides at that moment, the next run tries again: the
-// part may be committed by now.
-Result<> Collector::end_part(const PushName& push) {
-  const auto next = next_.find(push.tag);
-  if (next == next_.end()) return success();
-  if (!settings_.dry_run) {
-    const std::string key = step_key({push.tag, next->second});
-    TRY_ASSIGN(const bool made, io::make_object(store_, key, text_of(Void{{}, push}), limits()));
-    if (!made) next_.erase(next);
-    if (!made) return success();
-  }
-  ++next->second;
-  report_.ended.push_back(push);
   return success();
 }
 
@@ -226,13 +236,22 @@ Result<> Collector::delete_dead() {
     amount.bytes += files.bytes + (listed.has_part ? listed.part_bytes : 0);
     if (!goes || settings_.dry_run) continue;
     TRY(delete_files(push));
-    std::vector<std::string> keys;
-    if (listed.begun) keys.push_back(push_key(push));
-    const bool part_goes = listed.has_part || io::fault_value("mark_deleted");
-    if (part_goes) keys.push_back(part_key(push));  // else what took its place stays
-    TRY(remove(keys));
+    TRY(end_dead(push, listed));
   }
   return success();
+}
+
+// What says that it was ended takes the place of a part, and stays, unless a commit names the push.
+Result<> Collector::end_dead(const PushName& push, const ListedPush& listed) {
+  std::vector<std::string> keys;
+  if (listed.begun) keys.push_back(push_key(push));
+  const bool is_named = committed_.contains(push) || io::fault_value("mark_deleted");
+  if (is_named) keys.push_back(part_key(push));
+  if (!is_named && listed.has_part) {
+    const std::string text = checked_line(new_document(kEndedKind));
+    TRY(store_.put(part_key(push), io::content_of(text), io::PutMode::replace, limits()));
+  }
+  return remove(keys);
 }
 
 // The part goes after them: a run that is killed before that goes on here the next day.
@@ -249,16 +268,9 @@ Result<> Collector::delete_files(const PushName& push) {
   return success();
 }
 
-// Votes at numbers that were decided over a day ago, what said that pushes go on that have their part, and probes.
+// What said that pushes go on that have their part, and probes.
 Result<> Collector::delete_small() {
   std::vector<std::string> keys;
-  for (const auto& [decision, slots] : inventory_.votes) {
-    const auto tag = inventory_.decisions.find(decision.tag);
-    if (tag == inventory_.decisions.end()) continue;
-    const auto decided = tag->second.decided.find(decision.n);
-    if (decided == tag->second.decided.end() || !is_past(decided->second.changed, settings_.grace)) continue;
-    for (const uint32_t slot : slots) keys.push_back(vote_key(decision, slot));
-  }
   for (const auto& [push, listed] : inventory_.pushes) {
     const bool is_needless = listed.begun && listed.has_part && !dead_.contains(push);
     if (is_needless && is_past(std::max(*listed.begun, listed.changed), settings_.grace))
@@ -296,7 +308,7 @@ Result<> Collector::end_uploads() {
 Result<> Collector::sign() {
   nlohmann::json object = new_document(kCollectedKind);
   object["host"] = settings_.host;
-  const std::string text = line_of(object);
+  const std::string text = checked_line(object);
   return store_.put(kCollectedKey, io::content_of(text), io::PutMode::replace, limits());
 }
 
@@ -320,14 +332,15 @@ Result<CollectorReport> Collector::run() {
   TRY_ASSIGN(inventory_, take_inventory(store_, listed, limits()));
   report_.objects = inventory_.objects;
   report_.bytes = inventory_.bytes;
-  TRY(sort_pushes());
+  TRY(read_commits());
+  for (const auto& [push, of_it] : inventory_.pushes) TRY(sort_push(push, of_it));
   TRY(apply_rules());
   TRY(end_stale());
   TRY(delete_dead());
   TRY(delete_small());
   if (!settings_.dry_run) {
     TRY(end_uploads());
-    for (const char* const prefix : {kPushes, kParts, kVotes}) {
+    for (const char* const prefix : {kPushes, kParts}) {
       TRY(store_.remove_empty_folders(prefix, settings_.grace, limits()));
     }
     TRY(sign());

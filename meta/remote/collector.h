@@ -4,16 +4,17 @@
 //   1. Steps that no rule keeps get a tombstone. The newest commit never does. A step that lacks files in the list does
 //      not count, and is not removed: something is wrong, and nobody knows what.
 //   2. A push that has no part, and of which nothing has come for a week, is ended: an object takes its part's name. A
-//      part that stayed undecided for a week is ended by a void that names it, at the number that is undecided.
-//   3. What is *dead* is known for good: a part whose commit has a tombstone (a part is in one commit at most), a part
-//      that a void names, a push that was ended. A day after its death its files and its part are deleted. What took
-//      the place of a part stays for ever, since its pusher may have been stopped for weeks; commits, voids and
-//      tombstones stay, too. So what arrives late, of a request that was on its way for days, is known as dead.
+//      save that stayed undecided for a week gets a void. If the parts of all slots are there and whole, as after the
+//      death of all mounts, it gets its commit instead.
+//   3. What is *dead* is known for good: the parts of a commit that has a tombstone, the parts of a decided save that
+//      its commit does not name, a push that was ended. A day after its death its files and its part are deleted. In
+//      the place of a part that no commit named remains what says that its push was ended; commits, voids and
+//      tombstones stay, too. So what arrives late, of a request that was on its way for weeks, is known as dead.
 //
 // Why a file that a standing commit names is never deleted: each push has a folder of its own, no other push uses what
-// is in it, and only a tombstone, a void that names the part, or an object in its part's place lets it go. A part that
-// was ended is never voted for (election.h). So what a list lacks, or a store that was restored from an older copy has
-// no more, deletes nothing: it can only make less go. Clocks only decide when something happens.
+// is in it. A part goes with one save, for ever (decide.h), and that save has one decision. So only that decision, its
+// tombstone, or an object in the part's place lets the files go. So what a list lacks, or a store that was restored
+// from an older copy has no more, deletes nothing: it can only make less go. Clocks only decide when something happens.
 //
 // What it cannot read it leaves alone. Ages are told by the store's clock, also what time it is now. Thread safety: one
 // call for a store at a time.
@@ -27,6 +28,7 @@
 #include <string>
 #include <vector>
 
+#include "io/host.h"
 #include "io/objects/object_store.h"
 #include "io/result.h"
 #include "meta/remote/commit.h"
@@ -45,6 +47,7 @@ struct CollectorProgress {
 
 struct CollectorSettings {
   std::string host;
+  std::string folder = io::temporary_folder();  // of nameless files
   // So long a step that was removed can be read.
   std::chrono::seconds grace = a_day();
   std::chrono::seconds unfinished = 7 * a_day();  // after so long without news a push, or a part, is ended
@@ -67,7 +70,8 @@ struct CollectorReport {
   std::chrono::system_clock::time_point now;  // by the store's clock
   uint64_t objects = 0, bytes = 0;            // that were listed
   std::vector<Removed> removed;               // in a dry run: would be
-  std::vector<PushName> ended;                // likewise
+  std::vector<PushName> ended;                // likewise; of a void the push of slot 0
+  std::vector<DecisionName> committed;        // whose parts were all there
   Amount deleted;                             // likewise
   Amount waiting;                             // of what has been dead for less than a day
   uint64_t uploads = 0;                       // that were ended: ObjectStore::end_uploads()

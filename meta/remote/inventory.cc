@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "meta/remote/slot_parts.h"
+#include "meta/remote/part_format.h"
 
 namespace ckptfs::meta::remote {
 namespace {
@@ -37,12 +37,10 @@ bool note_object(Inventory& inventory, const io::ObjectInfo& object) {
     inventory.pushes[*push].begun = object.changed;
   } else if (const auto part = parse_part_key(key)) {
     note_part(inventory, *part, object);
-  } else if (const auto vote = parse_vote_key(key)) {
-    inventory.votes[vote->decision].push_back(vote->slot);
   } else if (key.starts_with(kProbe)) {
     inventory.probes.emplace(key, object.changed);
-  } else if (!note_decision(inventory.decisions, object)) {
-    return key == kFactsKey || key == kCollectedKey || parse_rules_key(key).has_value();
+  } else if (!inventory.decisions.note(object)) {
+    return key == kFactsKey || key == kCollectedKey || parse_rules_key(key) || parse_owner_key(key);
   }
   return true;
 }
@@ -68,7 +66,7 @@ Result<Inventory> take_inventory(io::ObjectStore& store, const std::function<voi
   };
   // ".ckptfs/gone/" comes before ".ckptfs/steps/" in the list.
   TRY(io::for_each_object(store, "", note, limits));
-  TRY_ASSIGN(inventory.steps, steps_of(inventory.decisions, store.url()));
+  TRY_ASSIGN(inventory.steps, inventory.decisions.steps(store.url()));
   return inventory;
 }
 

@@ -35,11 +35,10 @@ struct ListedFiles {
 
 struct Inventory {
   using Time = std::chrono::system_clock::time_point;
-  DecisionsByTag decisions;
+  Decisions decisions;
   std::vector<CommittedStep> steps;  // as list_steps() returns them
   std::map<PushName, ListedPush> pushes;
   std::map<std::string, ListedFiles, std::less<>> folders;  // by PushName::folder()
-  std::map<DecisionName, std::vector<uint32_t>> votes;      // the slots that voted
   std::map<std::string, Time> probes;                       // what probe_store() left
   uint64_t objects = 0, bytes = 0;
   // Somebody else's: nobody touches them. The first hundred keys, and how many there are.

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cerrno>
+#include <span>
 #include <utility>
 
 #include "io/printable.h"
@@ -21,9 +22,22 @@ const json* find_field(const json& object, const char* name) {
   return found == object.end() ? nullptr : &*found;
 }
 
+constexpr const char* kCheck = "check";
+constexpr size_t kCheckDigits = 16;
+
+std::string check_of(const json& document) {
+  const std::string line = line_of(document);
+  return io::hex_of(io::digest_of(std::as_bytes(std::span(line)))).substr(0, kCheckDigits);
+}
+
 }  // namespace
 
 std::string line_of(const json& object) { return object.dump(-1, ' ', false, json::error_handler_t::replace) + "\n"; }
+
+std::string checked_line(json document) {
+  document[kCheck] = check_of(document);
+  return line_of(document);
+}
 
 json new_document(const char* kind) { return json{{"ckptfs", kind}, {"version", kVersion}}; }
 
@@ -41,6 +55,9 @@ Result<json> parse_document(std::string_view text, const char* kind, const io::J
     return Error(EBADMSG, fmt::format("it is \"{}\", and should be \"{}\"", io::printable(found), kind));
   TRY_ASSIGN(const uint64_t version, number_field(object, "version"));
   TRY(check_version(version));
+  TRY_ASSIGN(const std::string check, text_field(object, kCheck));
+  object.erase(kCheck);
+  if (check != check_of(object)) return Error(EBADMSG, "it was damaged, there or on its way");
   return object;
 }
 

@@ -17,8 +17,10 @@ namespace ckptfs::meta::remote {
 
 // One line, with its end. What is not UTF-8 is replaced.
 std::string line_of(const nlohmann::json& object);
-// A text that says what it is: {"ckptfs": kind, "version": kVersion, ...}.
+// A text that says what it is: {"ckptfs": kind, "version": kVersion, ...}. Written, it also has "check": the first 16
+// digits of the digest of its text without that. So what was damaged on its way is known.
 nlohmann::json new_document(const char* kind);
+std::string checked_line(nlohmann::json document);
 
 Result<nlohmann::json> parse_object(std::string_view text, const io::JsonBounds& bounds);
 // EPROTO, naming both: it is of another version.

@@ -228,6 +228,7 @@ Result<> PartWriter::add(const Entry& entry, std::span<const io::Digest> chunks)
   const std::string line = text_of(entry);
   TRY(io::write_full(entries_.get(), std::as_bytes(std::span(line)), static_cast<off_t>(entries_bytes_)));
   content_.add(entry, chunks);
+  saved_.add(entry, chunks);
   TRY(io::write_full(chunks_.get(), std::as_bytes(chunks), static_cast<off_t>(chunk_count_ * sizeof(io::Digest))));
   last_path_ = entry.path;
   entries_bytes_ += line.size();
@@ -244,6 +245,7 @@ Result<Part> PartWriter::finish(PartHeader header) {
   header.chunks = chunk_count_;
   header.bytes = bytes_;
   header.content = content_.finish();
+  header.saved = saved_.finish();
   const std::string text = text_of(header);
   TRY_ASSIGN(io::Fd file, nameless_file(folder_));
   TRY(io::write_full(file.get(), std::as_bytes(std::span(text)), 0));
@@ -303,6 +305,7 @@ Result<PartHeader> fetch_part_header(io::ObjectStore& store, const PushName& pus
   for (size_t length = kHeaderGuess;; length = kMostHeaderBytes) {
     std::string text(length, '\0');
     TRY_ASSIGN(const size_t got, store.get(key, 0, std::as_writable_bytes(std::span(text)), limits));
+    if (got <= kMostEndedBytes) return Error(ESTALE, object + ": this push was ended");
     TRY_ASSIGN(auto found, with_name(object, parse_begin(std::string_view(text).substr(0, got))));
     if (!found && (got < length || length == kMostHeaderBytes)) return with_name(object, no_header());
     if (!found) continue;

@@ -34,7 +34,7 @@ class Part {
   // The index of the entry of this path.
   std::optional<size_t> find(std::string_view path) const;
 
-  PartName name() const { return {header_.push, header_.number, digest_, size_, header_.files, header_.bytes}; }
+  PartName name() const { return {header_.push, digest_, size_, header_.files, header_.bytes}; }
   uint64_t size() const { return size_; }
   const io::Digest& digest() const { return digest_; }  // BLAKE3 of the whole object
   io::ObjectContent content() const;                    // this must outlive it
@@ -65,7 +65,7 @@ class PartWriter {
   // `chunks` has as many as the entry's size demands. EINVAL, naming the entry: its path is not UTF-8, does not come
   // after the last one, or has a name that there cannot be.
   Result<> add(const Entry& entry, std::span<const io::Digest> chunks);
-  // `header`: entries, files, chunks, bytes and content are filled in here.
+  // `header`: entries, files, chunks, bytes, content and saved are filled in here.
   Result<Part> finish(PartHeader header);
 
  private:
@@ -76,6 +76,7 @@ class PartWriter {
   std::string last_path_;
   uint64_t entry_count_ = 0, file_count_ = 0, chunk_count_ = 0, bytes_ = 0, entries_bytes_ = 0;
   ContentDigest content_;
+  SavedDigest saved_;
 };
 
 // Does it say that an object is missing, or not what it should be? Else the store could not be asked.
@@ -85,7 +86,7 @@ bool is_damage(const Error& error);
 // another digest.
 Result<Part> fetch_part(io::ObjectStore& store, const PushName& push, const std::optional<io::Digest>& wanted,
                         const std::string& folder, const io::RequestLimits& limits);
-// Only the header, in one or two requests. Its digest is not checked.
+// Only the header, in one or two requests. Its digest is not checked. ESTALE: the push was ended since it was listed.
 Result<PartHeader> fetch_part_header(io::ObjectStore& store, const PushName& push, const io::RequestLimits& limits);
 
 }  // namespace ckptfs::meta::remote

@@ -11,6 +11,7 @@
 #include "io/json.h"
 #include "io/printable.h"
 #include "io/text.h"
+#include "meta/formats/file_kinds.h"
 #include "meta/remote/json_fields.h"
 
 namespace ckptfs::meta::remote {
@@ -87,18 +88,21 @@ Result<formats::CompletenessFacts> parse_facts(const json& header) {
 }
 
 json json_of(const PartHeader& header) {
-  return {{"push", header.push.text()},
-          {"slots", header.slots},
-          {"number", header.number},
-          {"host", header.host},
-          {"mount", header.mount},
-          {"attempt", header.attempt},
-          {"content", io::hex_of(header.content)},
-          {"facts", formats::json_of(header.facts)},
-          {"entries", header.entries},
-          {"files", header.files},
-          {"chunks", header.chunks},
-          {"bytes", header.bytes}};
+  json object = json_of(header.save);
+  object.update({{"push", header.push.text()},
+                 {"slots", header.slots},
+                 {"save", header.decision.text()},
+                 {"order", header.order.text()},
+                 {"host", header.host},
+                 {"mount", header.mount},
+                 {"content", io::hex_of(header.content)},
+                 {"saved", io::hex_of(header.saved)},
+                 {"facts", formats::json_of(header.facts)},
+                 {"entries", header.entries},
+                 {"files", header.files},
+                 {"chunks", header.chunks},
+                 {"bytes", header.bytes}});
+  return object;
 }
 
 Result<PartHeader> parse_header(std::string_view line) {
@@ -106,23 +110,35 @@ Result<PartHeader> parse_header(std::string_view line) {
   PartHeader header;
   TRY_ASSIGN(header.push, push_field(object, "push"));
   TRY_ASSIGN(const uint64_t slots, number_field(object, "slots", kMostSlots));
-  TRY_ASSIGN(header.number, number_field(object, "number"));
+  TRY_ASSIGN(const std::string save, text_field(object, "save"));
+  TRY_ASSIGN(header.save, save_facts_of(object));
   TRY_ASSIGN(header.host, text_field(object, "host"));
   TRY_ASSIGN(header.mount, text_field(object, "mount"));
-  TRY_ASSIGN(header.attempt, text_field(object, "attempt"));
   TRY_ASSIGN(header.content, digest_field(object, "content"));
+  TRY_ASSIGN(header.saved, digest_field(object, "saved"));
   TRY_ASSIGN(header.facts, parse_facts(object));
   TRY_ASSIGN(header.entries, number_field(object, "entries", kMostEntries));
   TRY_ASSIGN(header.files, number_field(object, "files", header.entries));
   TRY_ASSIGN(header.chunks, number_field(object, "chunks", kMostPartBytes / sizeof(io::Digest)));
   TRY_ASSIGN(header.bytes, number_field(object, "bytes"));
-  if (header.number == 0) return Error(EBADMSG, "its number is 0");
+  TRY_ASSIGN(const std::string own_order, text_field(object, "order"));
+  const auto order = parse_order(own_order);
+  if (!order) return Error(EBADMSG, "its \"order\" is none: " + io::printable(own_order));
+  header.order = *order;
+  const auto decision = parse_decision(save);
+  const bool is_its_own = decision && (header.push.slot != 0 || decision->lead() == header.push);
+  if (!is_its_own || decision->tag != header.push.tag) {
+    return Error(EBADMSG, "its \"save\" is none, or that of another step: " + io::printable(save));
+  }
+  header.decision = *decision;
   if (header.push.slot >= slots) return Error(EBADMSG, "its slot is none of its \"slots\"");
   header.slots = static_cast<uint32_t>(slots);
   return header;
 }
 
 }  // namespace
+
+bool is_saved(const Entry& entry) { return entry.kind == Entry::Kind::file && !formats::is_note(entry.path); }
 
 Result<> check_alone(const Entry& entry) {
   const auto wrong = [&](std::string_view what) {
@@ -207,6 +223,20 @@ void ContentDigest::add_chunk(const io::Digest& chunk) { hasher_.add(chunk); }
 
 void ContentDigest::add(const Entry& entry, std::span<const io::Digest> chunks) {
   begin(entry);
+  for (const io::Digest& chunk : chunks) add_chunk(chunk);
+}
+
+bool SavedDigest::begin(const Entry& entry) {
+  if (!is_saved(entry)) return false;
+  Entry file;
+  file.path = entry.path;
+  file.size = entry.size;
+  content_.begin(file);
+  return true;
+}
+
+void SavedDigest::add(const Entry& entry, std::span<const io::Digest> chunks) {
+  if (!begin(entry)) return;
   for (const io::Digest& chunk : chunks) add_chunk(chunk);
 }
 

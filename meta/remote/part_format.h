@@ -23,9 +23,12 @@
 #include "io/result.h"
 #include "meta/formats/completeness_facts.h"
 #include "meta/remote/layout.h"
+#include "meta/remote/save_facts.h"
 
 namespace ckptfs::meta::remote {
 
+// The collector ends a push by taking its part's name, with an object that is no longer than this. A part is longer.
+inline constexpr uint64_t kMostEndedBytes = 160;
 inline constexpr uint64_t kMostPartBytes = uint64_t{4} << 30;
 inline constexpr uint64_t kMostHeaderBytes = uint64_t{16} << 20;  // with the line before it
 inline constexpr uint64_t kMostEntries = uint64_t{1} << 20;
@@ -54,12 +57,14 @@ struct Chunk {
 
 struct PartHeader {
   PushName push;
-  uint32_t slots = 1;   // of the remote
-  uint64_t number = 0;  // a slot counts its parts of a tag from 1. The highest counts
+  uint32_t slots = 1;     // of the remote
+  DecisionName decision;  // about the save: whose push of slot 0 it goes with
+  Order order;            // of the save on its own mount; slot 0's is that of the decision
+  SaveFacts save;
   std::string host;
   std::string mount;     // the id of the store, and the series: another mount has another
-  std::string attempt;   // what the step's own files name the attempt by; empty: nothing
   io::Digest content{};  // of all that the slot holds, but its times (ContentDigest)
+  io::Digest saved{};    // likewise, of its checkpoint files alone (is_saved())
   formats::CompletenessFacts facts;
   uint64_t entries = 0;
   uint64_t files = 0;  // of them: so many objects
@@ -68,6 +73,9 @@ struct PartHeader {
 
   std::string key_of(const Entry& file) const { return file_key(push, slots, file.path); }
 };
+
+// Is it a file of the checkpoint? Notes that are added later, as evaluation results, make no other save of it.
+bool is_saved(const Entry& entry);
 
 // Digests one entry after the other into PartHeader::content: path, kind, mode, owner, size, target and the digests of
 // its chunks, as docs/remote-format.md says.
@@ -82,6 +90,19 @@ class ContentDigest {
 
  private:
   io::Hasher hasher_;
+};
+
+// Likewise into PartHeader::saved: files of the checkpoint alone, whoever owns and may read them.
+class SavedDigest {
+ public:
+  // False: the entry does not count, nor do its chunks.
+  bool begin(const Entry& entry);
+  void add_chunk(const io::Digest& chunk) { content_.add_chunk(chunk); }
+  void add(const Entry& entry, std::span<const io::Digest> chunks);
+  io::Digest finish() const { return content_.finish(); }
+
+ private:
+  ContentDigest content_;
 };
 
 // EINVAL, naming the entry: what can be seen of it alone is wrong, as a path with "..".

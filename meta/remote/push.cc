@@ -36,6 +36,40 @@ Result<> without_source(const Error& error) {
 constexpr std::chrono::minutes kCopyTime{30}, kCopySilence{5};
 constexpr int kMostPasses = 2;
 
+// Of this slot's save, by the store's clock.
+Result<SaveFacts> save_there(io::ObjectStore& store, const Slot& slot, const StepImage& image, KnownParts& known,
+                             const PushSettings& settings) {
+  if (known.own_save) return *known.own_save;
+  SaveFacts save = image.save();
+  if (!save.life || !save.attempt.empty() || slot.slots == 1) {
+    save.life.reset();
+    return save;
+  }
+  const auto limits = io::RequestLimits::within(settings.time, settings.stop);
+  TRY_ASSIGN(const ServerTime time, ask_time(store, settings.id(), settings.clock, limits));
+  const auto least = time.there - time.after, most = time.there + std::chrono::seconds(1) - time.before;
+  const auto ahead = std::chrono::duration_cast<Milliseconds>((least + most) / 2);
+  save.life = save.life->by(ahead, std::chrono::duration_cast<Milliseconds>((most - least) / 2));
+  known.own_save = save;
+  return save;
+}
+
+// As PartHeader::content and PartHeader::saved.
+struct ImageDigests {
+  io::Digest content{}, saved{};
+};
+
+Result<ImageDigests> digests_of(const StepImage& image) {
+  ContentDigest content;
+  SavedDigest saved;
+  for (size_t index = 0; index < image.entries().size(); ++index) {
+    TRY_ASSIGN(const auto digests, digests_of(image, index));
+    content.add(image.entries()[index], digests);
+    saved.add(image.entries()[index], digests);
+  }
+  return ImageDigests{content.finish(), saved.finish()};
+}
+
 // A file that is to be there when the part is put.
 struct PushedFile {
   size_t index = 0;  // in the image's entries
@@ -55,9 +89,15 @@ struct PushedPiece {
 // One call of push_part().
 class Pusher {
  public:
-  Pusher(io::ObjectStore& store, const Slot& slot, const StepImage& image, PushJournal& journal,
+  Pusher(io::ObjectStore& store, const Slot& slot, const StepImage& image, PushJournal& journal, KnownParts& known,
          const PushSettings& settings)
-      : store_(store), slot_(slot), image_(image), journal_(journal), settings_(settings), digests_(image) {}
+      : store_(store),
+        slot_(slot),
+        image_(image),
+        journal_(journal),
+        known_(known),
+        settings_(settings),
+        digests_(image) {}
 
   Result<PushedPart> run();
 
@@ -78,8 +118,10 @@ class Pusher {
   }
   Result<> look_at_image();
   Result<std::optional<PushedPart>> find_part(const TagParts& listed);
-  Result<bool> can_stay(const SlotPart& part, const TagParts& listed, const TagDecisions& decisions);
-  Result<> choose_push(const TagParts& listed);
+  bool is_of_this_save(const PartHeader& part) const;
+  Result<bool> can_stay(const PartHeader& part);
+  Result<> look_for_lead(const TagParts& listed);
+  Result<bool> choose_push(const TagParts& listed);
   Result<> say_that_it_goes_on();
   Result<> find_sources();
   Result<> add_source(const DecisionName& decision);
@@ -103,21 +145,24 @@ class Pusher {
   FileContent content_of(const PushedFile& file, uint64_t offset, uint64_t size);
   Result<Part> make_part();
   Result<> put_part(const Part& part);
+  PushedPart waiting() const { return {{}, {}, sent_, copied_, lead_.why_not}; }
   void report(const std::string& object) const;
 
   io::ObjectStore& store_;
   const Slot& slot_;
   const StepImage& image_;
   PushJournal& journal_;
+  KnownParts& known_;
   const PushSettings& settings_;
   DigestsInOrder digests_;
 
-  TagHistory history_;
   PushName push_;
-  uint64_t number_ = 1;
-  io::Digest content_{};
+  SaveFacts save_;
+  Lead lead_;
+  ImageDigests digests_of_image_;
   uint64_t bytes_ = 0;
   std::atomic<uint64_t> sent_ = 0, copied_ = 0;
+  bool looked_for_sources_ = false;
   std::vector<Part> sources_;                // of commits that stand
   std::map<std::string, uint64_t> arrived_;  // sizes of the push's files that are there
   std::vector<PushedFile> files_;            // that are not there yet
@@ -126,7 +171,7 @@ class Pusher {
 };
 
 Result<> Pusher::look_at_image() {
-  TRY_ASSIGN(content_, remote::content_of(image_));
+  TRY_ASSIGN(digests_of_image_, digests_of(image_));
   const PushName any{image_.tag(), slot_.slot, std::string(16, '0')};
   for (const Entry& entry : image_.entries()) {
     bytes_ += entry.size;
@@ -135,56 +180,70 @@ Result<> Pusher::look_at_image() {
   return success();
 }
 
-// Can this part still be what the slot says?
-Result<bool> Pusher::can_stay(const SlotPart& part, const TagParts& listed, const TagDecisions& decisions) {
-  const PushName& push = part.listed.push;
-  const auto committed = history_.commit_of(push);
-  if (!committed && history_.is_ended(push)) return false;
-  const auto is_gone = [&](const CommittedStep& step) { return step.decision.n == committed && step.gone; };
-  if (std::ranges::any_of(decisions.commits, is_gone)) return false;
-  TRY_ASSIGN(const bool spent, is_spent(store_, push, listed, history_, limits()));
-  return !spent || io::fault_value("part_spent");
-}
-
 // The same files are judged otherwise: somebody has said that the step is whole.
 bool is_whole_now(const formats::CompletenessFacts& before, const formats::CompletenessFacts& now) {
-  return formats::is_whole(now.own.completeness) && before.own.completeness == formats::Completeness::incomplete;
+  return formats::is_whole(now.own.completeness) && !formats::is_whole(before.own.completeness);
 }
 
-// Looks whether the slot's newest part is what the image holds, and can stay.
-Result<std::optional<PushedPart>> Pusher::find_part(const TagParts& listed) {
-  TRY_ASSIGN(const auto newest, newest_part(store_, listed.of_slot(slot_.slot), limits()));
-  if (newest) number_ = newest->header.number + 1;
-  TRY_ASSIGN(const TagDecisions decisions, history_.update(store_, image_.tag(), limits()));
-  number_ = std::max(number_, history_.highest_number(slot_.slot) + 1);  // the collector takes old parts away
-  const bool is_last = newest && newest->header.number + 1 == number_;   // else a later one was committed, and is gone
-  const bool is_same = is_last && newest->header.mount == slot_.mount && newest->header.content == content_;
-  TRY_ASSIGN(const bool stays, is_same ? can_stay(*newest, listed, decisions) : Result<bool>(false));
-  std::optional<Part> there;
-  if (stays) {
-    TRY_ASSIGN(there, fetch_part(store_, newest->listed.push, {}, settings_.folder, limits()));
+// Is it in a commit that stands, or can it still be in one?
+Result<bool> Pusher::can_stay(const PartHeader& part) {
+  TRY_ASSIGN(const Decided decided, known_.decided(store_, part.decision, limits()));
+  if (decided == Decided::voided) return false;
+  if (decided == Decided::nothing) {
+    if (!save_.attempt.empty() && part.save.attempt != save_.attempt) return false;
+    const bool leads = slot_.slot == 0 || !lead_.decision || *lead_.decision == part.decision;
+    return leads && !is_whole_now(part.facts, image_.facts());
   }
-  if (!there || is_whole_now(there->header().facts, image_.facts())) return std::optional<PushedPart>();
-  return std::optional(PushedPart{there->name(), 0, 0, true});
+  if (settings_.again) return false;
+  TRY_ASSIGN(const bool gone, io::is_listed(store_, gone_key(part.decision), limits()));
+  if (gone || lead_.decision) return false;  // slot 0 has pushed the save again
+  TRY_ASSIGN(const Commit commit, fetch_commit(store_, part.decision, limits()));
+  return slot_.slot < commit.parts.size() && commit.parts[slot_.slot].push == part.push;
+}
+
+// Two saves may hold the same bytes.
+bool Pusher::is_of_this_save(const PartHeader& part) const {
+  return part.order == image_.order() && part.saved == digests_of_image_.saved;
+}
+
+// Has the slot a part of these files that can stay?
+Result<std::optional<PushedPart>> Pusher::find_part(const TagParts& listed) {
+  for (const ListedPart& one : listed.parts) {
+    if (one.push.slot != slot_.slot) continue;
+    TRY_ASSIGN(const PartHeader* const header, known_.header(store_, one.push, limits()));
+    if (header == nullptr || !is_of_this_save(*header)) continue;
+    TRY_ASSIGN(const bool stays, can_stay(*header));
+    if (!stays) continue;
+    TRY_ASSIGN(const Part part, fetch_part(store_, one.push, {}, settings_.folder, limits()));
+    return std::optional(PushedPart{part.name(), header->decision, 0, 0, ""});
+  }
+  return std::optional<PushedPart>();
+}
+
+// Slot 0 leads itself.
+Result<> Pusher::look_for_lead(const TagParts& listed) {
+  TRY_SET(save_, save_there(store_, slot_, image_, known_, settings_));
+  if (slot_.slot == 0) return success();
+  TRY_SET(lead_, find_lead(store_, listed, save_, known_, limits()));
+  return success();
 }
 
 // The journal's push goes on if it holds the same, was not ended, and has and had no part: a part whose reply was lost
 // was found before. What the journal knows may be gone: a store may be restored from a copy. What is not listed is sent
-// again.
-Result<> Pusher::choose_push(const TagParts& listed) {
+// again. False: a push of these files was given up, and nothing tells that another one would go better.
+Result<bool> Pusher::choose_push(const TagParts& listed) {
   const auto before = journal_.push();
-  const bool is_same = before && journal_.content() == content_;
-  const bool has_ended = before && (std::ranges::binary_search(listed.ended, *before) || history_.is_ended(*before));
-  const bool has_part = before && (std::ranges::binary_search(listed.parts, *before, {}, &ListedPart::push) ||
-                                   history_.commit_of(*before));
-  if (!is_same || has_ended || has_part) {
-    push_ = settings_.name(image_.tag(), slot_.slot);
-    TRY(journal_.begin(push_, content_));
-    return say_that_it_goes_on();
+  const bool is_same = before && journal_.content() == digests_of_image_.content;
+  if (is_same && listed.is_ended(*before) && slot_.slot != 0 && !lead_.decision) return false;
+  if (!is_same || listed.is_ended(*before) || listed.has(*before)) {
+    push_ = {image_.tag(), slot_.slot, settings_.id()};
+    TRY(journal_.begin(push_, digests_of_image_.content));
+    TRY(say_that_it_goes_on());
+    return true;
   }
   push_ = *before;
-  TRY(say_that_it_goes_on());
-  return list_arrived();
+  TRY(list_arrived());
+  return true;
 }
 
 Result<> Pusher::list_arrived() {
@@ -212,7 +271,7 @@ Result<> Pusher::say_that_it_goes_on() {
   if (!said_at_.compare_exchange_strong(before, seconds)) return success();  // another thread says it
   nlohmann::json object = new_document(kPushKind);
   object["host"] = slot_.host;
-  const std::string text = line_of(object);
+  const std::string text = checked_line(object);
   return store_.put(push_key(push_), io::content_of(text), io::PutMode::replace, limits());
 }
 
@@ -227,23 +286,20 @@ Result<> Pusher::add_source(const DecisionName& decision) {
   return success();
 }
 
-// The newest commit, and the newest one of this tag.
+// The newest commit, and the newest one of this tag. Asked for when the first file is to be sent.
 Result<> Pusher::find_sources() {
+  if (std::exchange(looked_for_sources_, true)) return success();
   TRY_ASSIGN(const auto steps, list_steps(store_, limits()));
-  const auto latest = newest(steps);
-  std::optional<DecisionName> of_tag;
-  for (const CommittedStep& step : steps) {
-    const bool is_later = !of_tag || of_tag->n < step.decision.n;
-    if (!step.gone && step.decision.tag == image_.tag() && is_later) of_tag = step.decision;
-  }
+  const auto latest = newest(steps), of_tag = newest_of_tag(steps, image_.tag());
   if (latest) TRY(add_source(latest->decision));
-  if (of_tag && *of_tag != latest->decision) TRY(add_source(*of_tag));
+  if (of_tag && !of_tag->gone && of_tag->decision != latest->decision) TRY(add_source(of_tag->decision));
   return success();
 }
 
 // The key of an object that holds the same; empty: none is known. Only what is at the same path is asked for.
 Result<std::string> Pusher::find_source(const Entry& file, const std::vector<io::Digest>& digests,
                                         const io::Digest& digest) {
+  TRY(find_sources());
   for (const Part& source : sources_) {
     const auto found = source.find(file.path);
     if (!found) continue;
@@ -442,10 +498,11 @@ Result<Part> Pusher::make_part() {
   PartHeader header;
   header.push = push_;
   header.slots = slot_.slots;
-  header.number = number_;
+  header.decision = slot_.slot == 0 ? DecisionName{image_.order(), image_.tag(), push_.id} : *lead_.decision;
+  header.order = image_.order();
+  header.save = save_;
   header.host = slot_.host;
   header.mount = slot_.mount;
-  header.attempt = image_.attempt();
   header.facts = image_.facts();
   return writer.finish(std::move(header));
 }
@@ -468,37 +525,44 @@ Result<PushedPart> Pusher::run() {
   TRY(check_tag(image_.tag()));
   TRY(look_at_image());
   TRY_ASSIGN(const TagParts listed, list_parts(store_, image_.tag(), limits()));
+  TRY(look_for_lead(listed));
   TRY_ASSIGN(auto found, find_part(listed));
   if (found) {
     TRY(journal_.clear());
     return std::move(*found);
   }
-  TRY(find_sources());
-  TRY(choose_push(listed));
+  TRY_ASSIGN(const bool goes_on, choose_push(listed));
+  if (!goes_on) return waiting();
   TRY(plan());
   report("");
   TRY(bring_all());
+  if (slot_.slot != 0 && !lead_.decision) return waiting();
   TRY_ASSIGN(const Part part, make_part());
   TRY(put_part(part));
   report(part_key(push_));
   TRY(journal_.clear());
-  return PushedPart{part.name(), sent_, copied_, false};
+  return PushedPart{part.name(), part.header().decision, sent_, copied_, ""};
 }
 
 }  // namespace
 
-Result<io::Digest> content_of(const StepImage& image) {
-  ContentDigest content;
-  for (size_t index = 0; index < image.entries().size(); ++index) {
-    TRY_ASSIGN(const auto digests, digests_of(image, index));
-    content.add(image.entries()[index], digests);
-  }
-  return content.finish();
+Result<io::Digest> saved_of(const StepImage& image) {
+  TRY_ASSIGN(const ImageDigests digests, digests_of(image));
+  return digests.saved;
+}
+
+Result<bool> is_awaited(io::ObjectStore& store, const Slot& slot, const StepImage& image, KnownParts& known,
+                        const PushSettings& settings) {
+  const auto limits = io::RequestLimits::within(settings.time, settings.stop);
+  TRY_ASSIGN(const TagParts listed, list_parts(store, image.tag(), limits));
+  TRY_ASSIGN(const SaveFacts save, save_there(store, slot, image, known, settings));
+  TRY_ASSIGN(const Lead lead, find_lead(store, listed, save, known, limits));
+  return lead.decision.has_value();
 }
 
 Result<PushedPart> push_part(io::ObjectStore& store, const Slot& slot, const StepImage& image, PushJournal& journal,
-                             const PushSettings& settings) {
-  return Pusher(store, slot, image, journal, settings).run();
+                             KnownParts& known, const PushSettings& settings) {
+  return Pusher(store, slot, image, journal, known, settings).run();
 }
 
 }  // namespace ckptfs::meta::remote

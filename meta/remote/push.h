@@ -1,18 +1,16 @@
-// Pushes one slot's part of a step: its files, as they are, then the part. What follows (votes, the commit) is in
-// election.h.
+// Pushes one slot's part of a step: its files, as they are, then the part. What follows is in decide.h.
 //
-//   1. If the slot's newest part of this tag has this content, nothing is sent: it is the part.
+//   1. If the slot has a part of these files that stands or can still be committed, nothing is sent: it is the part.
 //   2. An object says that the push has begun, and again each day that it goes on (push_key()).
 //   3. The store itself copies the files that are at the same path, as they are here, in the newest standing commit, or
 //      in what an interrupted try of this slot has sent (push_journal.h). What it does not copy is sent.
 //   4. Large files go out in pieces, a few at a time, and appear when all pieces are there. Then the small ones, and at
 //      last those that say that a model is there (comes_last()). Each chunk is compared with its digest while it is
 //      read. What has arrived is journalled.
-//   5. The part is put, if the image still is current.
+//   5. A slot other than 0 looks for the part of slot 0 that is of the same save (slot_parts.h), and waits for it.
+//   6. The part is put, if the image still is current.
 //
-// After a failure the next call goes on from the journal. The caller keeps the image and what was returned for it while
-// the image is current: a part that is only found again costs the step a void (election.h). Thread safety: one call for
-// a tag at a time.
+// After a failure the next call goes on from the journal. Thread safety: one call for a tag at a time.
 #pragma once
 
 #include <atomic>
@@ -25,6 +23,8 @@
 #include "io/result.h"
 #include "meta/remote/commit.h"
 #include "meta/remote/push_journal.h"
+#include "meta/remote/server_time.h"
+#include "meta/remote/slot_parts.h"
 #include "meta/remote/step_image.h"
 #include "meta/remote/upload_limit.h"
 
@@ -51,29 +51,36 @@ struct PushSettings {
   unsigned parallel_small = 16;  // files that go by one put, likewise
   uint64_t piece_bytes =
       uint64_t{64} << 20;  // a larger file goes in pieces of this; of very large ones they are larger
-  bool late = false;       // a newer step of the series is committed: CommittedStep::late
+  bool again = false;      // also if a commit has it as it is
   UploadLimit* limit = nullptr;
   std::chrono::milliseconds time{120'000};       // for each request but those that send or copy files
   std::chrono::milliseconds file_time{900'000};  // for those, with all their tries
   const std::atomic<bool>* stop = nullptr;
   std::function<void(const PushProgress&)> progress = [](const auto&) {};  // from any thread
-  std::function<PushName(const std::string& tag, uint32_t slot)> name = new_push;
+  std::function<std::string()> id = new_id;
+  std::function<Time()> clock = std::chrono::system_clock::now;
 };
 
 struct PushedPart {
   PartName name;
-  uint64_t sent = 0;    // bytes of files
-  uint64_t copied = 0;  // likewise
-  bool found = false;   // it was there before this image was made
+  DecisionName decision;  // that it goes with
+  uint64_t sent = 0;      // bytes of files
+  uint64_t copied = 0;    // likewise
+  // The files are there, and the part is not: no part of slot 0 is of the same save yet. In words; empty: it is there.
+  std::string waits;
 };
 
-// As PartHeader::content.
-Result<io::Digest> content_of(const StepImage& image);
+// As PartHeader::saved.
+Result<io::Digest> saved_of(const StepImage& image);
+
+// Has slot 0 a part of this save about which nothing is decided?
+Result<bool> is_awaited(io::ObjectStore& store, const Slot& slot, const StepImage& image, KnownParts& known,
+                        const PushSettings& settings);
 
 // ESTALE: the image is no longer current; take a new one. EBADMSG, naming the file: the disk holds something else than
-// its digest says. EEXIST, naming both hosts: another mount pushes as this slot. EAGAIN: the collector has ended this
-// push, or an upload of it; the next call begins a new one. Else an error of the store, that names the object.
+// its digest says. EAGAIN: the collector has ended this push, or an upload of it; the next call begins a new one. Else
+// an error of the store, that names the object.
 Result<PushedPart> push_part(io::ObjectStore& store, const Slot& slot, const StepImage& image, PushJournal& journal,
-                             const PushSettings& settings);
+                             KnownParts& known, const PushSettings& settings);
 
 }  // namespace ckptfs::meta::remote

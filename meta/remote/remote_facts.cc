@@ -29,7 +29,7 @@ std::string text_of_facts(const RemoteFacts& facts) {
   object["slots"] = facts.slots;
   object["host"] = facts.host;
   object["made"] = facts.made;
-  return line_of(object);
+  return checked_line(object);
 }
 
 Result<RemoteFacts> parse_remote_facts(const std::string& text) {
@@ -55,19 +55,6 @@ Result<RemoteFacts> fetch_facts(io::ObjectStore& store, const io::RequestLimits&
   if (why.errno_value() == EPROTO) return with_name(object, why);
   return Error(EPROTO,
                fmt::format("{}: ckptfs did not make it ({}): use another folder or prefix", object, why.message()));
-}
-
-// A list tells it for certain: a get of what is not there is tried until the deadline.
-Result<bool> is_listed(io::ObjectStore& store, const std::string& prefix, const std::string& key,
-                       const io::RequestLimits& limits) {
-  bool found = false;
-  const auto look = [&](const io::ObjectInfo& object) -> Result<> {
-    found = object.key == key;
-    return found ? Result<>(Error(ECANCELED)) : success();  // ends the list
-  };
-  auto listed = io::for_each_object(store, prefix, look, limits);
-  if (!listed && !found) return listed.error();
-  return found;
 }
 
 std::string time_now() {
@@ -102,7 +89,7 @@ Result<> probe_range(io::ObjectStore& store, const std::string& key, const io::R
 }
 
 Result<> probe_list(io::ObjectStore& store, const std::string& key, const io::RequestLimits& limits) {
-  TRY_ASSIGN(const bool listed, is_listed(store, kProbe, key, limits));
+  TRY_ASSIGN(const bool listed, io::is_listed(store, key, limits));
   if (listed) return success();
   return serves_not(store, "an object that was just made is not in its list. Use a server whose lists are consistent");
 }
@@ -111,6 +98,7 @@ Result<> probe_all(io::ObjectStore& store, const std::string& key, const io::Req
   TRY(probe_make(store, key, limits));
   TRY(probe_range(store, key, limits));
   TRY(probe_list(store, key, limits));
+  TRY(store.find_check(key + "-check", limits));
   return refuse_first_format(store, limits);  // only now: a put makes the bucket, in some servers
 }
 
@@ -129,7 +117,7 @@ Result<> refuse_first_format(io::ObjectStore& store, const io::RequestLimits& li
 }
 
 Result<RemoteFacts> read_facts(io::ObjectStore& store, const io::RequestLimits& limits) {
-  TRY_ASSIGN(const bool there, is_listed(store, kSeries, kFactsKey, limits));
+  TRY_ASSIGN(const bool there, io::is_listed(store, kFactsKey, limits));
   if (there) return fetch_facts(store, limits);
   TRY(refuse_first_format(store, limits));
   return Error(ENOENT, store.url() + ": nothing was pushed there yet: it has no " + std::string(kFactsKey));

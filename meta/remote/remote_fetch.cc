@@ -132,7 +132,7 @@ Result<FetchReport> fetch_step(const RemoteStep& step, std::optional<uint32_t> s
   TRY(io::fault_point("remote_fetch.written"));
   FetchReport report{writer.fetched(), writer.shared(), writer.found(), {}, {}};
   TRY_ASSIGN(report.own_folder, writer.own_folder());
-  TRY_ASSIGN(report.content, writer.content());
+  TRY_ASSIGN(report.saved, writer.saved());
   return report;
 }
 

@@ -17,7 +17,7 @@ struct FetchReport {
   uint64_t fetched = 0;  // bytes
   uint64_t shared = 0;   // bytes that were copied from other steps, on a mount by sharing their blocks
   uint64_t found = 0;    // bytes that an earlier fetch had left
-  io::Digest content{};  // as PartHeader::content, of what is there now
+  io::Digest saved{};    // as PartHeader::saved
   StepWriter::OwnFolder own_folder;
 };
 

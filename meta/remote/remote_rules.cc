@@ -73,7 +73,7 @@ RuleDecision decide(const RemoteRules& rules, const CommittedStep& step, uint64_
   RuleDecision decision;
   std::vector<std::string> reasons;
   if (newer == 0 && !io::fault_value("newest_removed")) reasons.emplace_back("newest");
-  if (rules.pins.contains(step.name()) && !io::fault_value("pins_forgotten")) reasons.emplace_back("pinned");
+  if (rules.pins.contains(step.decision.text()) && !io::fault_value("pins_forgotten")) reasons.emplace_back("pinned");
   if (!rules.has_keep_rule()) reasons.emplace_back("no rule");
   const auto texts = texts_of(rules);
   const auto kept_by = [&](const char* rule) { reasons.push_back(fmt::format("{}={}", rule, texts.at(rule))); };
@@ -118,7 +118,7 @@ std::string text_of(const NumberedRules& numbered) {
   object["host"] = numbered.host;
   for (const auto& [rule, value] : texts_of(numbered.rules)) object[rule] = value;
   object["pins"] = numbered.rules.pins;
-  return line_of(object);
+  return checked_line(object);
 }
 
 Result<NumberedRules> parse_rules(const std::string& text, uint64_t n, const std::string& key) {

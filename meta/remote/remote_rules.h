@@ -2,9 +2,8 @@
 // rules/<n>, made and never changed, of which the highest n counts. docs/remote-format.md has the fields.
 //
 // A step stays if any of the keep rules that are set keeps it; if none is set, every step stays. The newest step and a
-// pinned one always stay. Newer means: committed later, by the store's clock, or with a higher number. As on a mount
-// (meta/steps/retention.h) a step goes only if it is old in both orders: a step that an evaluation wrote to is
-// committed once more, and makes nothing old that training saved since. Stateless; any thread.
+// pinned one always stay. Newer means: saved later (Order), or with a higher number. As on a mount
+// (meta/steps/retention.h) a step goes only if it is old in both orders. Stateless; any thread.
 #pragma once
 
 #include <chrono>
@@ -27,7 +26,7 @@ struct RemoteRules {
   std::optional<uint64_t> keep_last;
   std::optional<uint64_t> keep_every;  // of the number in the step's name; a name without one counts as 0
   std::optional<std::chrono::seconds> keep_for;
-  std::set<std::string> pins;  // CommittedStep::name()
+  std::set<std::string> pins;  // DecisionName::text(): what a step is called may change
 
   bool has_keep_rule() const { return keep_last || keep_every || keep_for; }
   bool operator==(const RemoteRules&) const = default;

@@ -15,8 +15,8 @@
 namespace ckptfs::meta::remote {
 namespace {
 
-Result<> check_part(const Part& part, const PartName& name) {
-  if (part.name() == name) return success();
+Result<> check_part(const Part& part, const PartName& name, const DecisionName& decision) {
+  if (part.name() == name && part.header().decision == decision) return success();
   return Error(EBADMSG, part_key(name.push) + ": it is another one than the commit says");
 }
 
@@ -32,7 +32,7 @@ Result<RemoteStep> RemoteStep::open(io::ObjectStore& store, const CommittedStep&
   std::vector<std::optional<Part>> parts(names.size());
   TRY(io::for_each_parallel(names.size(), parallel, [&](size_t slot) -> Result<> {
     TRY_ASSIGN(parts[slot], fetch_part(store, names[slot].push, names[slot].digest, folder, limits.renewed(began)));
-    return check_part(*parts[slot], names[slot]);
+    return check_part(*parts[slot], names[slot], step.decision);
   }));
   for (std::optional<Part>& part : parts) opened.parts_.push_back(std::move(*part));
   std::vector<const Part*> all;

@@ -1,35 +1,28 @@
 #include "meta/remote/slot_parts.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cerrno>
+#include <functional>
+#include <tuple>
 #include <utility>
 
-#include "meta/remote/commit.h"
+#include "io/fault.h"
+#include "io/log.h"
 
 namespace ckptfs::meta::remote {
 namespace {
 
-std::pair<uint64_t, std::string> rank_of_part(const SlotPart& part) {
-  return {part.header.number, part.listed.push.id};
-}
-
-Error two_mounts(const SlotPart& one, const SlotPart& other) {
-  return Error(EEXIST, fmt::format("slot {} of {} is pushed by two mounts, one on {} and one on {}: give each its own "
-                                   "slot, or remove the remote from one of them",
-                                   one.listed.push.slot, one.listed.push.tag, one.header.host, other.header.host));
-}
+constexpr const char* kCommittedWithout =
+    "this save is committed, without what has changed here since. `ckptfs push --again` of the step on the node of "
+    "slot "
+    "0 commits that, too";
 
 }  // namespace
 
-std::vector<ListedPart> TagParts::of_slot(uint32_t slot) const {
-  std::vector<ListedPart> found;
-  for (const ListedPart& part : parts) {
-    if (part.push.slot == slot) found.push_back(part);
-  }
-  return found;
+bool TagParts::has(const PushName& push) const {
+  return std::ranges::find(parts, push, &ListedPart::push) != parts.end();
 }
+
+bool TagParts::is_ended(const PushName& push) const { return std::ranges::find(ended, push) != ended.end(); }
 
 Result<TagParts> list_parts(io::ObjectStore& store, const std::string& tag, const io::RequestLimits& limits) {
   TagParts listed;
@@ -39,58 +32,53 @@ Result<TagParts> list_parts(io::ObjectStore& store, const std::string& tag, cons
     if (object.size <= kMostEndedBytes) {
       listed.ended.push_back(*push);
     } else {
-      listed.parts.push_back({*push, object.size});
+      listed.parts.push_back({*push, object.changed});
     }
     return success();
   };
   TRY(io::for_each_object(store, kParts + tag + "/", visit, limits));
-  std::ranges::sort(listed.parts, {}, &ListedPart::push);
-  std::ranges::sort(listed.ended);
+  const auto age = [](const ListedPart& part) { return std::tie(part.changed, part.push); };
+  std::ranges::sort(listed.parts, std::greater(), age);
   return listed;
 }
 
-Result<std::optional<SlotPart>> newest_part(io::ObjectStore& store, const std::vector<ListedPart>& parts,
-                                            const io::RequestLimits& limits) {
-  std::optional<SlotPart> best, rival;  // the rival has the same number
-  for (const ListedPart& listed : parts) {
-    TRY_ASSIGN(PartHeader header, fetch_part_header(store, listed.push, limits));
-    SlotPart one{listed, std::move(header)};
-    const bool ties = best && best->header.number == one.header.number;
-    if (ties && best->header.mount != one.header.mount) {
-      rival = std::move(one);
-    } else if (!best || rank_of_part(*best) < rank_of_part(one)) {
-      if (!ties) rival.reset();
-      best = std::move(one);
-    }
+Result<const PartHeader*> KnownParts::header(io::ObjectStore& store, const PushName& part,
+                                             const io::RequestLimits& limits) {
+  auto known = headers_.find(part);
+  if (known == headers_.end()) {
+    auto header = fetch_part_header(store, part, limits);
+    if (!header && !is_damage(header.error())) return header.error();
+    if (!header) log::warn("a part counts for nothing: {}", header.error().message());
+    known = headers_.emplace(part, header ? std::optional(std::move(header).value()) : std::nullopt).first;
   }
-  if (rival) return two_mounts(*best, *rival);
-  return best;
+  return known->second ? &*known->second : nullptr;
 }
 
-Result<bool> has_newer_part(io::ObjectStore& store, const std::string& tag, uint32_t own,
-                            const io::RequestLimits& limits) {
-  TagHistory history;
-  TRY(history.update(store, tag, limits));
-  TRY_ASSIGN(const TagParts listed, list_parts(store, tag, limits));
+Result<Decided> KnownParts::decided(io::ObjectStore& store, const DecisionName& decision,
+                                    const io::RequestLimits& limits) {
+  const auto known = decided_.find(decision);
+  if (known != decided_.end()) return known->second;
+  TRY_ASSIGN(const Decided found, look_up(store, decision, limits));
+  if (found != Decided::nothing) decided_[decision] = found;
+  return found;
+}
+
+Result<Lead> find_lead(io::ObjectStore& store, const TagParts& listed, const SaveFacts& own, KnownParts& known,
+                       const io::RequestLimits& limits) {
+  Lead lead;
   for (const ListedPart& part : listed.parts) {
-    if (part.push.slot == own || history.commit_of(part.push) || history.is_ended(part.push)) continue;
-    TRY_ASSIGN(const PartHeader header, fetch_part_header(store, part.push, limits));
-    if (header.number > history.highest_number(part.push.slot)) return true;
+    if (part.push.slot != 0) continue;
+    TRY_ASSIGN(const PartHeader* const header, known.header(store, part.push, limits));
+    if (header == nullptr) continue;
+    TRY_ASSIGN(const Decided decided, known.decided(store, header->decision, limits));
+    std::string why = why_not_one_save(header->save, own);
+    if (io::fault_value("save_unchecked")) why.clear();
+    if (why.empty() && decided == Decided::nothing) return Lead{header->decision, ""};
+    if (why.empty() && decided == Decided::commit) why = kCommittedWithout;
+    if (lead.why_not.empty()) lead.why_not = std::move(why);
   }
-  return false;
-}
-
-Result<bool> is_spent(io::ObjectStore& store, const PushName& part, const TagParts& listed, const TagHistory& history,
-                      const io::RequestLimits& limits) {
-  const auto committed = history.commit_of(part);
-  if (!committed) return false;
-  for (const PartName& other : history.commits().at(*committed)) {
-    if (other.push.slot == part.slot) continue;
-    TRY_ASSIGN(const auto newest, newest_part(store, listed.of_slot(other.push.slot), limits));
-    // The collector may have taken the part of the commit, and left an older one.
-    if (newest && newest->listed.push != other.push && newest->header.number >= other.number) return true;
-  }
-  return false;
+  if (lead.why_not.empty()) lead.why_not = "slot 0 did not push it yet";
+  return lead;
 }
 
 }  // namespace ckptfs::meta::remote

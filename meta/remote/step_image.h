@@ -33,10 +33,9 @@ class StepImage {
   virtual Result<> read(size_t index, uint64_t offset, std::span<std::byte> buffer) const = 0;
   // False: something of it was opened for writing, came or went since it was made.
   virtual Result<bool> is_current() const = 0;
-  // True: and it is quiet, and nobody who is younger than its writers has written in its series.
-  virtual Result<bool> may_be_voted_for() const = 0;
   virtual const formats::CompletenessFacts& facts() const = 0;
-  virtual const std::string& attempt() const = 0;  // PartHeader::attempt
+  virtual Order order() const = 0;            // of its save
+  virtual const SaveFacts& save() const = 0;  // by our clock
 };
 
 }  // namespace ckptfs::meta::remote

@@ -305,31 +305,19 @@ Result<StepWriter::OwnFolder> StepWriter::own_folder() const {
                    entry.mtime};
 }
 
-Result<io::Digest> StepWriter::content() const {
-  ContentDigest content;
-  TRY_ASSIGN(const OwnFolder own, own_folder());
+Result<io::Digest> StepWriter::saved() const {
+  SavedDigest saved;
   for (const UnionEntry& one : files_.entries) {
     Entry entry = step_.entry(one);
-    struct stat found {};
-    if (::fstatat(folder_, path_of(one), &found, AT_SYMLINK_NOFOLLOW) != 0) return last_error_at(one);
     entry.path = one.path;
-    entry.mode = found.st_mode & 07777;
-    entry.uid = found.st_uid;
-    entry.gid = found.st_gid;
-    if (one.path.empty()) {
-      entry.mode = own.mode;
-      entry.uid = own.uid;
-      entry.gid = own.gid;
-    }
-    content.begin(entry);
-    const uint64_t count = entry.kind == Entry::Kind::file ? entry.chunks() : 0;
-    for (uint64_t first = 0; first < count; first += Piece::kChunks) {
-      const uint64_t some = std::min<uint64_t>(Piece::kChunks, count - first);
+    if (!saved.begin(entry)) continue;
+    for (uint64_t first = 0; first < entry.chunks(); first += Piece::kChunks) {
+      const uint64_t some = std::min<uint64_t>(Piece::kChunks, entry.chunks() - first);
       TRY_ASSIGN(const auto chunks, step_.part(one.slot).chunks(step_.entry(one), first, some));
-      for (const Chunk& chunk : chunks) content.add_chunk(chunk.digest);
+      for (const Chunk& chunk : chunks) saved.add_chunk(chunk.digest);
     }
   }
-  return content.finish();
+  return saved.finish();
 }
 
 }  // namespace ckptfs::meta::remote

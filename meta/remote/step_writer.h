@@ -73,8 +73,8 @@ class StepWriter {
     timespec mtime{};
   };
   Result<OwnFolder> own_folder() const;
-  // As PartHeader::content, of the files as they are after finish(), in that folder.
-  Result<io::Digest> content() const;
+  // As PartHeader::saved.
+  Result<io::Digest> saved() const;
 
  private:
   struct Job {

@@ -19,8 +19,8 @@ namespace ckptfs::meta::remote {
 struct Tombstone {
   DecisionName name;
   std::string host;
-  std::string why;                   // "keep_last=20 ...", "by hand"
-  std::vector<io::Digest> contents;  // PartHeader::content of each slot's part; empty: the parts could not be read
+  std::string why;                // "keep_last=20 ...", "by hand"
+  std::vector<io::Digest> saved;  // PartHeader::saved of each slot's part; empty: the parts could not be read
 };
 
 std::string text_of(const Tombstone& tombstone);
@@ -32,8 +32,10 @@ Result<Tombstone> parse_tombstone(const std::string& text, const std::string& ke
 Result<> remove_step(io::ObjectStore& store, const CommittedStep& step, const std::string& host, const std::string& why,
                      const io::RequestLimits& limits);
 
-// Was the newest commit of the tag removed, and did this slot's part of it hold this? Its tombstone then.
+// Was the newest commit of the tag removed, and did this slot's part of it hold these files? Of slot 0 it must have
+// been of this save, too: two may hold the same bytes. Its tombstone then.
 Result<std::optional<Tombstone>> find_removed(io::ObjectStore& store, const std::string& tag, uint32_t slot,
-                                              const io::Digest& content, const io::RequestLimits& limits);
+                                              const io::Digest& saved, const Order& order,
+                                              const io::RequestLimits& limits);
 
 }  // namespace ckptfs::meta::remote

@@ -171,24 +171,6 @@ Result<std::vector<UnionEntry>> all_entries(const std::vector<const Part*>& part
 
 }  // namespace
 
-Result<bool> is_same_save(const std::vector<const Part*>& before, const std::vector<const Part*>& now) {
-  if (before.size() != now.size()) return false;
-  bool holds_any = false;
-  for (size_t slot = 0; slot < before.size(); ++slot) {
-    for (const Entry& entry : before[slot]->entries()) {
-      if (entry.kind != Entry::Kind::file || formats::is_note(entry.path)) continue;
-      holds_any = true;
-      const auto found = now[slot]->find(entry.path);
-      if (!found) return false;
-      const Entry& other = now[slot]->entries()[*found];
-      if (other.kind != Entry::Kind::file) return false;
-      TRY_ASSIGN(const bool same, is_same_content(*before[slot], entry, *now[slot], other));
-      if (!same) return false;
-    }
-  }
-  return holds_any;
-}
-
 Result<Union> unite(const std::vector<const Part*>& parts) {
   TRY_ASSIGN(std::vector<UnionEntry> all, all_entries(parts));
   Merge merge(parts);
@@ -207,9 +189,9 @@ formats::CompletenessJudgement judge_union(const std::vector<const Part*>& parts
   for (const Part* const part : parts) {
     const PartHeader& header = part->header();
     facts.push_back(&header.facts);
-    if (header.attempt.empty()) continue;
+    if (header.save.attempt.empty()) continue;
     if (named == nullptr) named = part;
-    if (header.attempt != named->header().attempt) {
+    if (header.save.attempt != named->header().save.attempt) {
       return {formats::Completeness::incomplete, fmt::format("slots {} and {} hold different attempts of this step",
                                                              named->header().push.slot, header.push.slot)};
     }

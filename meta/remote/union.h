@@ -30,16 +30,11 @@ struct Union {
   std::vector<std::string> notes;   // in words, for status
 };
 
-// Do these parts of all slots, `now`, hold the save that `before` holds? Each file of that, but notes
-// (formats::is_note), is there as it was. More may be there: notes, or what a rank was late with. One of notes alone
-// holds no save.
-Result<bool> is_same_save(const std::vector<const Part*>& before, const std::vector<const Part*>& now);
-
 // `parts`: of slots 0, 1, ... EEXIST, in words: what differs, and between which slots.
 Result<Union> unite(const std::vector<const Part*>& parts);
 
-// Are all files of the step there, by the facts of the parts? It is incomplete if two slots name different attempts;
-// one that names none may go with any. The paths that are judged are those of the union, with "" for the step itself.
+// Are all files of the step there, by the facts of the parts? It is incomplete if two slots name different attempts; no
+// mount pushes such parts. The paths that are judged are those of the union, with "" for the step itself.
 formats::CompletenessJudgement judge_union(const std::vector<const Part*>& parts, const Union& whole);
 
 }  // namespace ckptfs::meta::remote

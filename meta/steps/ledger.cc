@@ -21,8 +21,8 @@ WallTime wall_of(int64_t count) { return WallTime(std::chrono::nanoseconds(count
 
 // A line for each fact: "unfinished run|commands", "again TIME" (by a run, whether it is unfinished or not), "named",
 // "saved SERIES", "saves COUNT", "pushed NAME", "whole TIME", "newest TIME", "seen SERIES CHANGED CHANGED_AT COMPLETED
-// COMPLETED_AT", "run|command|saver BOOT-ID pid:[4026531836] PID START BEGAN SINCE RUN
-// PROGRAM LAUNCHER LAUNCH RANK".
+// COMPLETED_AT", "order TERM TIME AS_OF WALL STORE RUN COUNT SERIES REMOTE", "agreed AS_OF FILES ID",
+// "run|command|saver BOOT-ID pid:[4026531836] PID START BEGAN SINCE RUN PROGRAM LAUNCHER LAUNCH RANK".
 std::string encode_ledger(const LedgerEntry& entry) {
   std::ostringstream text;
   const auto put = [&text](const char* fact, const StepWriter& one) {
@@ -37,7 +37,14 @@ std::string encode_ledger(const LedgerEntry& entry) {
   if (!entry.pushed.empty()) text << "pushed " << std::quoted(entry.pushed) << '\n';
   if (entry.named) text << "named\n";
   if (entry.whole != WallTime()) text << "whole " << count_of(entry.whole) << '\n';
-  if (entry.newest_run) text << "newest " << entry.newest_run->count() << '\n';
+  if (const auto& order = entry.order) {
+    text << "order " << order->term << ' ' << order->time << ' ' << count_of(order->as_of) << ' '
+         << count_of(order->noted.wall) << ' ' << order->noted.store.count() << ' ' << order->run << ' ' << order->count
+         << ' ' << order->series << ' ' << std::quoted(order->remote) << '\n';
+  }
+  if (entry.agreed)
+    text << "agreed " << count_of(entry.agreed->as_of) << ' ' << entry.agreed->files << ' '
+         << std::quoted(entry.agreed->id) << '\n';
   if (const auto& seen = entry.seen) {
     text << "seen " << seen->series << ' ' << count_of(seen->changed) << ' ' << seen->changed_at.count() << ' '
          << count_of(seen->completed) << ' ' << seen->completed_at.count() << '\n';
@@ -66,9 +73,17 @@ bool decode_line(std::istream& line, LedgerEntry& entry) {
     line >> first;
     (fact == "whole" ? entry.whole : entry.again) = wall_of(first);
     entry.by_run = entry.by_run || fact == "again";
-  } else if (fact == "newest") {
-    line >> first;
-    entry.newest_run = StoreTime(first);
+  } else if (fact == "newest") {  // of stores from before 0.1.0
+  } else if (fact == "order") {
+    OrderOfSave& order = entry.order.emplace();
+    line >> order.term >> order.time >> first >> second >> third >> order.run >> order.count >> order.series >>
+        std::quoted(order.remote);
+    order.as_of = wall_of(first);
+    order.noted = {wall_of(second), StoreTime(third)};
+  } else if (fact == "agreed") {
+    AgreedSave& agreed = entry.agreed.emplace();
+    line >> first >> agreed.files >> std::quoted(agreed.id);
+    agreed.as_of = wall_of(first);
   } else if (fact == "seen") {
     SeenStep& seen = entry.seen.emplace();
     line >> seen.series >> first >> second >> third >> fourth;
@@ -236,7 +251,6 @@ void note_writer(LedgerEntry& entry, const std::optional<StepWriter>& writer, Wa
     entry.by_run = true;
     entry.again = entry.again == WallTime() ? now : std::min(entry.again, now);
   }
-  if (one != nullptr && one->is_run()) entry.newest_run = std::max(entry.newest_run, std::optional(one->began));
   if (!writer || known != nullptr || entry.writers.size() > kMostWriters) return;
   const unsigned run = writer->is_run() ? likely_run(entry, *writer, ended) : 0;
   entry.writers.push_back(entry.writers.size() < kMostWriters ? *writer : StepWriter{writer->place, {}, {}, false});

@@ -51,6 +51,7 @@ struct StepWriter {
 struct Moment {
   WallTime wall;
   StoreTime store{};
+  bool operator==(const Moment&) const = default;
 };
 
 struct SeenStep {
@@ -63,19 +64,41 @@ struct SeenStep {
   bool operator==(const SeenStep&) const = default;
 };
 
+// Where its newest save stands among those that are pushed to a remote (meta/remote/layout.h).
+struct OrderOfSave {
+  std::string remote;      // its id
+  InodeNumber series = 0;  // of the step then
+  uint32_t term = 0;
+  uint64_t time = 0;
+  WallTime as_of;  // a save whose files are all newer than this is another one
+  Moment noted;
+  uint64_t run = 0;    // a digest of the programs that wrote it; 0: they are not known
+  uint64_t count = 1;  // so many saves by these were seen
+  bool operator==(const OrderOfSave&) const = default;
+};
+
+// What the ranks that saved it have agreed to call the save.
+struct AgreedSave {
+  std::string id;
+  WallTime as_of;
+  uint64_t files = 0;  // a digest of those that had been written by then and are no notes, and of who had
+  bool operator==(const AgreedSave&) const = default;
+};
+
 struct LedgerEntry {
-  std::vector<StepWriter> writers;      // since it was found whole
-  std::vector<StepWriter> savers;       // those before who were no commands, as far as they are kept
-  std::optional<StoreTime> newest_run;  // when the newest of both began; none: nobody knows
-  bool unfinished = false;              // somebody wrote since it was found whole, or set aside
-  bool by_run = false;                  // not only by commands and by who had saved it
-  WallTime again;                       // by_run: since when; the earliest time that the wall clock showed
-  WallTime whole;                       // the newest change of its files when it was found whole; zero: it never was
-  InodeNumber saved_in = 0;             // the series in which a run saved it, to its end; 0: none did
-  uint64_t saves = 0;                   // that made it whole
-  std::string pushed;                   // what the commit is called in which it was pushed last
-  bool named = false;                   // by the tracker file that tells when it is complete; no run wrote to it since
-  std::optional<SeenStep> seen;         // by rotation; none: by nobody
+  std::vector<StepWriter> writers;   // since it was found whole
+  std::vector<StepWriter> savers;    // those before who were no commands, as far as they are kept
+  bool unfinished = false;           // somebody wrote since it was found whole, or set aside
+  bool by_run = false;               // not only by commands and by who had saved it
+  WallTime again;                    // by_run: since when; the earliest time that the wall clock showed
+  WallTime whole;                    // the newest change of its files when it was found whole; zero: it never was
+  InodeNumber saved_in = 0;          // the series in which a run saved it, to its end; 0: none did
+  uint64_t saves = 0;                // that made it whole
+  std::string pushed;                // what the commit is called in which it was pushed last
+  bool named = false;                // by the tracker file that tells when it is complete; no run wrote to it since
+  std::optional<SeenStep> seen;      // by rotation; none: by nobody
+  std::optional<OrderOfSave> order;  // none: it has none yet
+  std::optional<AgreedSave> agreed;  // none: nobody has said anything
 
   bool operator==(const LedgerEntry&) const = default;
   // Did a program that is no command save it in this series, or does one write to what was never whole?

@@ -49,7 +49,8 @@ class RemoteLoadTest : public ::testing::Test {
     staging_ = std::move(made).value();
     BuiltPart part;
     for (size_t file = 0; file < contents_.size(); ++file) part.file("file" + std::to_string(file), contents_[file]);
-    const auto put = meta::remote::testing::put_step(store_, {"global_step5", 1}, {part}, folder_.path());
+    const auto put = meta::remote::testing::put_step(store_, meta::remote::testing::new_save("global_step5"), {part},
+                                                     folder_.path());
     ASSERT_OK(put);
     auto step = RemoteStep::open(store_, put.value(), folder_.path(), {});
     ASSERT_OK(step);

@@ -83,7 +83,7 @@ Result<> put_file(io::ObjectStore& store, const std::string& key, const io::Fd& 
   return store.complete_upload(upload, size, tags, limits());
 }
 
-Result<PartName> push_folder(io::ObjectStore& store, const Words& words, uint32_t slot, uint64_t number) {
+Result<PartName> push_folder(io::ObjectStore& store, const Words& words, uint32_t slot, const DecisionName& decision) {
   const files::path folder = words.folders[slot];
   std::vector<std::string> paths{""};
   for (const auto& one : files::recursive_directory_iterator(folder)) {
@@ -91,9 +91,9 @@ Result<PartName> push_folder(io::ObjectStore& store, const Words& words, uint32_
   }
   std::ranges::sort(paths);
   PartHeader header;
-  header.push = new_push(words.tag, slot);
+  header.push = slot == 0 ? decision.lead() : PushName{words.tag, slot, new_id()};
   header.slots = static_cast<uint32_t>(words.folders.size());
-  header.number = number;
+  header.decision = decision;
   header.host = "host" + std::to_string(slot);
   header.mount = "mount" + std::to_string(slot);
   TRY_ASSIGN(PartWriter writer, PartWriter::make(files::temp_directory_path()));
@@ -117,16 +117,17 @@ Result<> make_step(const Words& words) {
   TRY_ASSIGN(const auto store, io::open_object_store(words.url, words.settings));
   TRY(probe_store(*store, limits()));  // as `ckptfs remote add`: SeaweedFS makes the bucket with the first object
   TRY(found_remote(*store, static_cast<uint32_t>(words.folders.size()), "host0", limits()));
-  TRY_ASSIGN(const TagDecisions decisions, list_decisions(*store, words.tag, limits()));
+  TRY_ASSIGN(const auto before, list_steps(*store, limits()));
   Commit commit;
-  commit.name = {words.tag, decisions.undecided};
+  commit.name = {{1, before.size() + 1}, words.tag, new_id()};
   commit.host = "host0";
   for (uint32_t slot = 0; slot < words.folders.size(); ++slot) {
-    TRY_ASSIGN(PartName part, push_folder(*store, words, slot, decisions.undecided));
+    TRY_ASSIGN(PartName part, push_folder(*store, words, slot, commit.name));
     commit.parts.push_back(std::move(part));
   }
   TRY(store->put(step_key(commit.name), io::content_of(text_of(commit)), io::PutMode::make, limits()));
-  std::printf("%s\n", CommittedStep{commit.name, decisions.commits.size() + 1, {}}.name().c_str());
+  const auto last = newest_of_tag(before, words.tag);
+  std::printf("%s\n", CommittedStep{commit.name, last ? last->ordinal + 1 : 1, {}}.name().c_str());
   return success();
 }
 

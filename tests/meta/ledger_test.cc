@@ -165,18 +165,6 @@ TEST(Ledger, WhatARunSavedIsNotWhatItAddedANoteTo) {
   EXPECT_TRUE(copied.is_saved_in(kSeries)) << "all of it was saved anew";
 }
 
-TEST(Ledger, TheNewestRunStaysKnown) {
-  LedgerEntry entry;
-  note_writer(entry, StepWriter{kHere, {3, 10}, 9s, true}, kLater);
-  EXPECT_FALSE(entry.newest_run) << "it is a command";
-  note_writer(entry, StepWriter{kHere, {1, 10}, -2s}, kLater);
-  EXPECT_EQ(entry.newest_run, std::optional<StoreTime>(-2s));
-  note_writer(entry, StepWriter{kHere, {2, 10}, 5s}, kLater);
-  note_whole(entry, kSeries, WallTime(10s), {});
-  note_writer(entry, StepWriter{kHere, {1, 10}, -2s}, kLater);
-  EXPECT_EQ(entry.newest_run, std::optional<StoreTime>(5s));
-}
-
 TEST_F(LedgerTest, IsKeptWithTheStep) {
   make_folder("/steps/checkpoint-1");
   const InodeNumber step = at("/steps/checkpoint-1");
@@ -195,6 +183,8 @@ TEST_F(LedgerTest, IsKeptWithTheStep) {
   entry.writers.push_back(other);
   note_writer(entry, std::nullopt, WallTime(-6s));
   entry.seen = SeenStep{7, WallTime(1s), 2s, WallTime(3s), 4s};
+  entry.order = OrderOfSave{"0123456789abcdef", 6, 3, 123456789012345, WallTime(8s), {WallTime(9s), 10s}, 13, 14};
+  entry.agreed = AgreedSave{"save \"1\"", WallTime(11s), 12};
   ASSERT_TRUE(change_ledger(*store_, step, [&entry](LedgerEntry& known) { known = entry; }));
   reopen();
   EXPECT_EQ(ledger_of(*store_, step).value(), entry);

@@ -10,6 +10,7 @@ from seaweed import environment
 OBJECTS = BUILD / "helpers" / "objects"
 DAY = 86_400
 ID = "[0-9a-f]" * 16  # of a push
+ORDER = "[0-9a-f]" * 24  # of a save; a later one has the lower text
 
 
 def pass_days(folder, days):
@@ -32,6 +33,11 @@ def files_of(folder, tag, slot=None):
     """Of all pushes of a step; of one slot's, in a remote of several."""
     within = "**/*" if slot is None else f"slot-{slot}/**/*"
     return sorted(path for push in push_folders(folder, tag) for path in push.glob(within) if path.is_file())
+
+
+def decisions(folder, tag, kind="steps"):
+    """The objects that say what was decided about a step, the oldest save first; or its tombstones (KIND: "gone")."""
+    return sorted((folder / ".ckptfs" / kind).glob(f"{ORDER}.{tag}.{ID}"), reverse=True)
 
 
 def objects_of(url, options, prefix):

@@ -2,6 +2,7 @@
 
     nodes.py KIND --folders FOLDER,FOLDER --steps N --out OUT          KIND: zero3, zero2, trainer or dcp
     nodes.py zero3 --folders ... --resume TAG --steps N --out OUT   goes on from TAG in the folders, through ckptfs.deepspeed
+    nodes.py zero2 --folders ... --data N --die-at TAG --out OUT    on other data; the first node dies in its save of TAG
     nodes.py KIND --load FOLDER --tag TAG --scratch FOLDER --out OUT   all ranks load a step from one shared folder
 
 The trainers are real: DeepSpeed with node-local storage, a Hugging Face Trainer under DDP, FSDP with DCP; all on the
@@ -34,6 +35,11 @@ def rank():
 
 def own_folder(folders):
     return folders.split(",")[rank() // int(os.environ["LOCAL_WORLD_SIZE"])]
+
+
+def die(*_, **_named):
+    """As by the OOM killer."""
+    os._exit(137)
 
 
 def sha256(tensor):
@@ -93,7 +99,9 @@ def run_zero(options):
         ckptfs.deepspeed.load_checkpoint(engine, os.path.join(folder, STEPS), tag=options.resume)
         states[options.resume] = zero_state(engine)
     for step in range(engine.global_steps, options.steps):
-        train.train(torch, engine, WIDTH, step, 1, rank(), None)
+        train.train(torch, engine, WIDTH, step, 1, rank() + 1000 * options.data, None)
+        if options.die_at == f"global_step{engine.global_steps}" and rank() < int(os.environ["LOCAL_WORLD_SIZE"]):
+            torch.save = die
         engine.save_checkpoint(os.path.join(folder, STEPS))
         states[f"global_step{engine.global_steps}"] = zero_state(engine)
     return states
@@ -200,6 +208,8 @@ def main():
     parser.add_argument("--load", metavar="FOLDER", help="load from here, and do not train")
     parser.add_argument("--tag", help="the step to load")
     parser.add_argument("--resume", metavar="TAG", help="DeepSpeed: each node loads this step from its own folder first")
+    parser.add_argument("--data", type=int, default=0, help="DeepSpeed: which data it trains on")
+    parser.add_argument("--die-at", metavar="TAG", help="DeepSpeed: the first node dies when it saves this step")
     parser.add_argument("--scratch", help="where a run that loads may write")
     parser.add_argument("--out", required=True, help="the result, .RANK is appended")
     options = parser.parse_args()

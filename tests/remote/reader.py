@@ -16,6 +16,8 @@ except ImportError:  # then digests are not compared
 
 MIB = 1 << 20
 DIGEST = 32  # bytes
+MOST_VOID = 160  # bytes; a commit is longer
+DECISION = re.compile(r"(?P<order>[0-9a-f]{24})\.(?P<tag>[^./~\x00-\x1f\x7f][^/~\x00-\x1f\x7f]*)\.(?P<id>[0-9a-f]{16})")
 # `key`: of its object; `digests`: of its chunks.
 Entry = namedtuple("Entry", "kind mode uid gid mtime size target key digests")
 RANKS = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_\d+_(?:model|optim)_states\.pt")
@@ -38,18 +40,41 @@ class Remote:
 
     def document(self, key, kind):
         found = json.loads((self.folder / key).read_bytes())
+        known = found.pop("check")
+        line = json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n"
+        check(blake3 is None or blake3(line.encode()).hexdigest().startswith(known), f"{key}: it is damaged")
         check(found["ckptfs"] == kind, f"{key}: it is {found['ckptfs']}")
         check(found["version"] == 2, f"{key}: it is of version {found['version']}, and this reader knows version 2")
         return found
 
-    def commit(self, name):
-        tag, _, ordinal = name.partition("~")
-        decisions = sorted((self.folder / ".ckptfs" / "steps" / tag).glob("[0-9]*"), key=lambda one: int(one.name))
-        check([int(one.name) for one in decisions] == list(range(1, len(decisions) + 1)), f"{tag}: a decision is missing")
-        commits = [one for one in decisions if one.stat().st_size > 160]
-        return self.document(f".ckptfs/steps/{tag}/{commits[int(ordinal or 1) - 1].name}", "commit")
+    def decisions(self, kind):
+        """What objects below .ckptfs/KIND/ are about, by the objects' names."""
+        paths = (self.folder / ".ckptfs" / kind).glob("*")
+        return {path.name: (found, path.stat()) for path in paths if (found := DECISION.fullmatch(path.name))}
 
-    def part(self, named):
+    def commits(self, tag):
+        """The decisions about the tag that are commits, also those that are gone, oldest first."""
+        gone, steps = self.decisions("gone"), self.decisions("steps")
+        for decision in gone:
+            check(decision in steps, f".ckptfs/steps/{decision} is missing: the list is not whole")
+        of_tag = [(found, facts) for found, facts in steps.values() if found["tag"] == tag and facts.st_size > MOST_VOID]
+        of_tag.sort(key=lambda one: (-int(one[0]["order"], 16), one[1].st_mtime_ns, one[0]["id"]))
+        return [found[0] for found, _ in of_tag]
+
+    def commit(self, name):
+        tag = name.partition("~")[0]
+        named = {tag if k == 1 else f"{tag}~{k}": decision for k, decision in enumerate(self.commits(tag), 1)}
+        check(name in named, f"{name}: there is no such step")
+        key = f".ckptfs/steps/{named[name]}"
+        commit = self.document(key, "commit")
+        check(commit["name"] == named[name], f"{key}: it is the commit of {commit['name']}")
+        pushes = [re.fullmatch(rf"{re.escape(tag)}/{slot}\.([0-9a-f]{{16}})", part["push"])
+                  for slot, part in enumerate(commit["parts"])]
+        check(all(pushes) and len(pushes) == self.slots, f"{key}: its parts are not one of each slot")
+        check(pushes[0][1] == DECISION.fullmatch(named[name])["id"], f"{key}: it has another part of slot 0")
+        return commit
+
+    def part(self, named, save):
         key = ".ckptfs/parts/" + named["push"]
         content = (self.folder / key).read_bytes()
         check(len(content) == named["size"], f"{key}: another size")
@@ -58,7 +83,7 @@ class Remote:
         check(first == b"ckptfs part 2", f"{key}: it begins with {first}, and this reader knows version 2")
         header, _, content = content.partition(b"\n")
         header = json.loads(header)
-        check((header["push"], header["number"]) == (named["push"], named["number"]), f"{key}: of another push")
+        check((header["push"], header["save"]) == (named["push"], save), f"{key}: of another push, or another save")
         check(header["slots"] == self.slots, f"{key}: of a remote of {header['slots']} slots")
         *lines, chunks = content.split(b"\n", header["entries"])
         check(len(chunks) == DIGEST * header["chunks"], f"{key}: another length")
@@ -86,7 +111,8 @@ class Remote:
 
     def step(self, name, slot=None):
         """Entries by path; of one slot, or the union."""
-        parts = [self.part(one) for one in self.commit(name)["parts"]]
+        commit = self.commit(name)
+        parts = [self.part(one, commit["name"]) for one in commit["parts"]]
         if slot is not None or len(parts) == 1:
             return parts[slot or 0]
         whole = {}

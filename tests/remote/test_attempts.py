@@ -1,5 +1,5 @@
-"""Several attempts at one step, and several mounts that push as one slot: what is committed is one attempt of one mount
-in each slot, whole; what cannot be is refused by name.
+"""Several attempts at one step, and several mounts that say one slot: what is committed is one attempt of one mount in
+each slot, whole; what cannot be is refused by name.
 
 Options: --seed, --rounds.
 """
@@ -9,73 +9,37 @@ import os
 import pathlib
 import random
 import shutil
-import subprocess
 import sys
 import time
 import unittest.mock
 
 import pytest
 
-from checking import equal, noise, true
+from checking import equal, noise, true, write
+from collecting import objects_of
 from mounting import MIB, Mount, Store, abandon, by_level, run, wait_until
+from runs import Run, names_of
+from seaweed import BUCKET, environment
 from test_kills import Reader
-from test_push import ERROR, ckptfs, fill, state_of, tree, wait_for
+from test_push import ERROR, agree, ckptfs, fill, state_of, status_of, tree, wait_for
 
 pytestmark = [pytest.mark.one_mode,
               pytest.mark.timeout(400)]
 
+VENV = pytest.mark.builds("venv")  # it has the server
 QUIET = 2  # seconds
 OPTIONS = (f"quiet={QUIET}s",)
-SECONDS_UNTIL_A_RUN = 2.3  # who is younger is a command, and no run (meta/steps/ledger.cc)
 
 
 def part_of(slot, attempt, shared=True):
     """`shared`: with a file that all slots have, so that the parts of two attempts have no union."""
-    part = {f"rank{slot}.bin": noise(2 * MIB + slot, 10 * attempt + slot), f"more{slot}.bin": noise(MIB, 10 * attempt + 5)}
+    part = {name: noise(MIB + slot, 10 * attempt + number) for number, name in enumerate(names_of(slot))}
     return part | ({"shared.txt": b"attempt %d" % attempt} if shared else {})
 
 
-class Run:
-    """A training's processes, one for each node. Each saves what it is told to, of the name and the attempt."""
-
-    def __init__(self, series):
-        self.begun = time.monotonic()
-        paths = os.pathsep.join(sys.path)
-        self.ranks = [subprocess.Popen([sys.executable, __file__, str(slot), str(one)], stdin=subprocess.PIPE,
-                                       stdout=subprocess.PIPE, text=True, env=dict(os.environ, PYTHONPATH=paths))
-                      for slot, one in enumerate(series)]
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.kill()
-
-    def save(self, tag, attempt, slots=(0, 1), shared=True):
-        time.sleep(max(0, self.begun + SECONDS_UNTIL_A_RUN - time.monotonic()))
-        for slot in slots:
-            print(tag, attempt, int(shared), file=self.ranks[slot].stdin, flush=True)
-        for slot in slots:
-            equal(self.ranks[slot].stdout.readline().strip(), "saved", f"slot {slot} saves {tag}")
-
-    def kill(self):
-        for rank in self.ranks:
-            rank.kill()
-            rank.wait()
-            rank.stdin.close()
-            rank.stdout.close()
-
-
-def rank_of_a_run(slot, series):
-    for line in sys.stdin:
-        tag, attempt, shared = line.split()
-        step = os.path.join(series, tag)
-        shutil.rmtree(step, ignore_errors=True)
-        os.mkdir(step)
-        for name, content in part_of(slot, int(attempt), shared == "1").items():
-            with open(os.path.join(step, name), "wb") as file:
-                file.write(content)
-        print("saved", flush=True)
+def parts_of(attempt, shared=True):
+    """Of both slots."""
+    return [part_of(slot, attempt, shared) for slot in (0, 1)]
 
 
 def error_of(step):
@@ -89,8 +53,21 @@ def url(scratch):
     return f"file://{scratch}"
 
 
+@pytest.fixture
+def place(request, monkeypatch):
+    """The address of a remote and its options: a folder, unless the test says "s3"."""
+    if getattr(request, "param", "folder") == "folder":
+        return request.getfixturevalue("url"), ()
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    server, scratch = (request.getfixturevalue(name) for name in ("server", "scratch"))
+    server.make_bucket()
+    return f"s3://{BUCKET}/{scratch.name}", ("--endpoint", server.endpoint)
+
+
 class NodeMount(Mount):
-    """A mount whose daemon has a wall clock of its own, so many seconds before or behind the machine's."""
+    """A mount whose daemon has a wall clock of its own, so many seconds from the machine's. Its remote must be no folder: of
+    that it would see the times by this clock, too."""
 
     clock = 0
 
@@ -98,10 +75,10 @@ class NodeMount(Mount):
         variables = {}
         if self.clock != 0:
             library = next(pathlib.Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+            # The library shifts what stat() says of files, too, whether the kernel or the daemon has set their times. Those
+            # that the daemon has set are wrong then. If they were in the future, nothing would be quiet until it comes.
+            true(self.clock < 0, "a clock that is ahead cannot be tried")
             variables = {"LD_PRELOAD": str(library), "FAKETIME": f"{self.clock:+d}", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-            # The library shifts what stat() says of files, too, whether the kernel or the daemon has set their times.
-            # One of the two is wrong then. A time in the future would be: nothing is quiet until it comes.
-            variables |= {"NO_FAKE_STAT": "1"} if self.clock > 0 else {}
         with unittest.mock.patch.dict(os.environ, variables):
             return super().try_start()
 
@@ -116,7 +93,7 @@ class NodeMount(Mount):
 
 
 @contextlib.contextmanager
-def nodes(disk, work, name, mode, url, slots, clocks=None):
+def nodes(disk, work, name, mode, url, slots, clocks=None, options=()):
     """Mounts, each with a store of its own, in these slots, and with these clocks."""
     made = [NodeMount(Store(disk / f"{name}{number}"), work / f"mnt-{name}{number}", mode=mode, options=OPTIONS)
             for number in range(len(slots))]
@@ -125,7 +102,7 @@ def nodes(disk, work, name, mode, url, slots, clocks=None):
     try:
         for mount, slot in zip(made, slots):
             mount.start()
-            print(ckptfs("remote", "add", url, mount.path / "steps", "--slot", slot))
+            print(ckptfs("remote", "add", url, mount.path / "steps", "--slot", slot, *options))
         yield made
         for mount in made:
             mount.stop()
@@ -145,36 +122,45 @@ def kill_and_start(mount):
     mount.start()
 
 
-@pytest.mark.parametrize("clocks", ((0, 0), pytest.param((600, -600), marks=pytest.mark.long)), ids=("right", "off"))
-def test_a_run_saves_a_step_again(fresh_disk, work, url, mode, seed, rounds, clocks):
+@pytest.mark.parametrize("place, clocks", (("folder", (0, 0)),
+                                           pytest.param("s3", (-120, -600), marks=(pytest.mark.long, VENV))),
+                         ids=("right", "off"), indirect=["place"])
+def test_a_run_saves_a_step_again(fresh_disk, work, place, mode, seed, rounds, clocks):
     """A run ends between the pushes of its nodes. The next one saves the same step again: one node soon, and the other
     late, though it has begun to save an earlier step."""
-    dice = random.Random(seed)
-    reader = Reader(url, [], work)
-    with nodes(fresh_disk, work, "again", mode, url, ("0/2", "1/2"), clocks) as mounts:
+    dice, (url, options) = random.Random(seed), place
+    reader = Reader(url, options, work)
+    with nodes(fresh_disk, work, "again", mode, url, ("0/2", "1/2"), clocks, options) as mounts:
         series = [mount.path / "steps" for mount in mounts]
         for number in range(rounds or by_level(1, 50)):
             before, tag = f"global_step{10 * number + 1}", f"global_step{10 * number + 2}"
             for name in (before, tag):
                 for attempt in (1, 2):
                     reader.expect(name, part_of(0, attempt) | part_of(1, attempt))
-            with Run(series) as first:
-                first.save(before, 1)
-                first.save(tag, 1)
+            with Run() as first:
+                first.save(series, before, parts_of(1))
+                first.save(series, tag, parts_of(1))
                 mounts[1].kill()  # before it is quiet
             wait_for(series[0] / tag, "waiting for slot 1")
             run("umount", "-l", mounts[1].path, check=False)
             mounts[1].start()
-            with Run(series) as second:
-                second.save(before, 2)
+            with Run() as second:
+                second.save(series, before, parts_of(2))
                 soon = dice.randrange(2)
-                second.save(tag, 2, (soon,))
+                removes = dice.random() < 0.5  # what is there; else it is written over
+
+                def save_again(slot):
+                    if removes:
+                        shutil.rmtree(series[slot] / tag)
+                    second.save(series, tag, parts_of(2), [slot])
+
+                save_again(soon)
                 time.sleep(dice.uniform(0, 4 * QUIET))
                 if dice.random() < 0.5:
                     kill_and_start(mounts[1 - soon])
                 reader.look()
                 equal(reader.wrong, [], "what was read meanwhile")
-                second.save(tag, 2, (1 - soon,))
+                save_again(1 - soon)
             for one in series:
                 for name in (before, tag):
                     wait_for(one / name, "committed", 90)
@@ -187,35 +173,43 @@ def test_a_run_saves_a_step_again(fresh_disk, work, url, mode, seed, rounds, clo
 
 
 @pytest.mark.long
-def test_a_clock_is_set_back(fresh_disk, work, url, mode):
-    """A node's clock is set back ten minutes between two runs, and its daemon starts again. It still knows that the
-    second run is the later one, and has its old files not committed with the new ones of the other node."""
-    before, tag = "global_step1", "global_step2"
-    reader = Reader(url, [], work)
+@VENV
+@pytest.mark.parametrize("place", ("s3",), indirect=True)
+def test_a_clock_is_set_back(fresh_disk, work, place, mode):
+    """A node's clock is set back ten minutes between two runs, and its daemon starts again. Nobody can tell any more when its
+    old files were written: they are not committed with the new ones of the other node, nor with the old ones."""
+    before, tag, (url, options) = "global_step1", "global_step2", place
+    reader = Reader(url, options, work)
     for name in (before, tag):
         for attempt in (1, 2):
             reader.expect(name, part_of(0, attempt, False) | part_of(1, attempt, False))
-    with nodes(fresh_disk, work, "back", mode, url, ("0/2", "1/2"), (600, 0)) as mounts:
+    with nodes(fresh_disk, work, "back", mode, url, ("0/2", "1/2"), options=options) as mounts:
         series = [mount.path / "steps" for mount in mounts]
         mounts[1].control("steps", "push", "manual")
-        with Run(series) as first:
-            first.save(before, 1, shared=False)
-            first.save(tag, 1, shared=False)
+        with Run() as first:
+            first.save(series, before, parts_of(1, False))
+            first.save(series, tag, parts_of(1, False))
         wait_for(series[0] / tag, "waiting for slot 1")
+        wait_until("node 1 has seen both", lambda: len(status_of(series[1])["steps"]) == 2, 60, 0.1)
         mounts[1].stop()
         mounts[1].clock = -600
         mounts[1].start()
-        with Run(series) as second:
-            second.save(before, 2, shared=False)
-            second.save(tag, 2, (0,), shared=False)
-            parts = pathlib.Path(url.removeprefix("file://")) / ".ckptfs" / "parts" / tag
-            wait_until("node 0 has pushed it again", lambda: len(list(parts.glob("0.*"))) == 2, 60, 0.1)
+        with Run() as second:
+            for steps in series:
+                shutil.rmtree(steps / before)
+            second.save(series, before, parts_of(2, False))
+            second.save(series, tag, parts_of(2, False), [0])
+            parts = f".ckptfs/parts/{tag}/"
+            wait_until("node 0 has pushed it again", lambda: len(objects_of(url, options, parts)) == 2, 60, 0.2)
             mounts[1].control("steps", "push", "quiet")
-            wait_until("node 1 has pushed what it has", lambda: list(parts.glob("1.*")), 60, 0.1)
-            wait_until("it is decided", lambda: state_of(series[1] / tag) in ("waiting", f"committed {tag}"), 60, 0.1)
+            wait_for(series[1] / tag, "waiting")
+            told = next(one for one in status_of(series[1])["steps"] if one["tag"] == tag)["waits_for"]
+            true("nobody knows" in told, f"what it says: {told}")
+            time.sleep(3 * QUIET)
             reader.look()
             equal((reader.wrong, state_of(series[1] / tag)), ([], "waiting"), "what was read, and the state")
-            second.save(tag, 2, (1,), shared=False)
+            shutil.rmtree(series[1] / tag)
+            second.save(series, tag, parts_of(2, False), [1])
         for one in series:
             for name in (before, tag):
                 wait_for(one / name, "committed", 90)
@@ -223,68 +217,43 @@ def test_a_clock_is_set_back(fresh_disk, work, url, mode):
         equal((reader.wrong, reader.read), ([], {before: [1], tag: [1]}), "what was read in the end")
 
 
-def check_each(reader, steps):
-    """Each step is committed under a name that holds exactly its files, or it is refused, and says why."""
-    reader.look()
-    equal(reader.wrong, [], "what was read")
-    print([(state_of(step), error_of(step)) for step in steps], reader.read)
-    for number, step in enumerate(steps):
-        name = state_of(step).removeprefix("committed ")
-        if name == "refused":
-            true("is pushed by" in error_of(step) and "remote remove" in error_of(step), f"why: {error_of(step)}")
-        else:
-            true(number in reader.read[name], f"{name} is number {number}: {reader.read}")
-
-
 def is_decided(step):
     return state_of(step).startswith(("committed", "refused"))
 
 
 @pytest.mark.long
-def test_two_mounts_in_one_slot(fresh_disk, work, url, mode):
-    with nodes(fresh_disk, work, "twice", mode, url, ("0/1", "0/1")) as mounts:
-        reader = Reader(url, [], work)
-        steps = [mount.path / "steps" / "global_step1" for mount in mounts]
-        for number, step in enumerate(steps):
-            fill(step, seed=10 * number)
-            reader.expect(step.name, contents(step))
-        wait_until("both are decided", lambda: all(is_decided(step) for step in steps), 60, 0.1)
-        time.sleep(3 * QUIET)
-        check_each(reader, steps)
-        # A step that only one of them has is committed in any case.
-        fill(mounts[0].path / "steps" / "global_step2", seed=3)
-        wait_for(mounts[0].path / "steps" / "global_step2", "committed global_step2")
-
-
-@pytest.mark.long
 def test_another_store_in_a_slot(fresh_disk, work, url, mode):
-    """A second cluster of the same prefix: the slot 1 is there twice."""
-    with nodes(fresh_disk, work, "other", mode, url, ("0/2", "1/2", "1/2")) as mounts:
-        reader = Reader(url, [], work)
-        steps = [mount.path / "steps" / "global_step1" for mount in mounts]
-        parts = [part_of(slot, attempt) for slot, attempt in ((0, 1), (1, 1), (1, 2))]
-        del parts[2]["shared.txt"]
-        for part in parts[1:]:
-            reader.expect("global_step1", parts[0] | part)
-        for step, part in zip(steps, parts):
-            step.mkdir()
-            for name, content in part.items():
-                (step / name).write_bytes(content)
-        time.sleep(5 * QUIET)
-        wait_until("somebody says so", lambda: any("slot 1 of global_step1 is pushed by" in error_of(step)
-                                                    for step in steps), 60, 0.2)
-        reader.look()
-        equal(reader.wrong, [], "what was read")
-        print([(state_of(step), error_of(step)) for step in steps], reader.read)
-        # One of them goes: the others commit.
-        ckptfs("remote", "remove", mounts[2].path / "steps")
-        wait_until("what is left is whole, or refused", lambda: state_of(steps[0]).startswith(("committed", "refused")),
-                   90, 0.2)
-        for slot, mount in enumerate(mounts[:2]):
-            fill(mount.path / "steps" / "global_step2", seed=20 + slot, files=(f"rank{slot}.bin",))
-            (mount.path / "steps" / "global_step2" / "link").unlink()
-        for mount in mounts[:2]:
-            wait_for(mount.path / "steps" / "global_step2", "committed global_step2")
+    """A second cluster says the same prefix. It is refused, and nothing of it is sent. Once it has taken slot 1 over, its files
+    are committed with those of slot 0, and the mount that had the slot before pushes nothing."""
+    remote = pathlib.Path(url.removeprefix("file://"))
+    third = Mount(Store(fresh_disk / "third"), work / "mnt-third", mode=mode, options=OPTIONS)
+    with nodes(fresh_disk, work, "other", mode, url, ("0/2", "1/2")) as mounts:
+        try:
+            third.start()
+            reader = Reader(url, [], work)
+            steps = [mount.path / "steps" / "global_step1" for mount in (*mounts, third)]
+            done = ckptfs("remote", "add", url, steps[2].parent, "--slot", "1/2", check=False)
+            true(done.returncode == 1 and str(mounts[1].store.folder) in done.stderr and "--take-over" in done.stderr,
+                 f"a second mount of slot 1: {done.stderr}")
+            parts = [part_of(slot, attempt) for slot, attempt in ((0, 1), (1, 2), (1, 1))]
+            del parts[1]["shared.txt"]
+            reader.expect("global_step1", parts[0] | parts[2])
+            ckptfs("remote", "add", url, steps[2].parent, "--slot", "1/2", "--take-over")
+            for step, part in zip(steps, parts):
+                for name, content in part.items():
+                    step.mkdir(exist_ok=True)
+                    write(step / name, content)
+                agree("a1", step)
+            wait_for(steps[1], "refused")
+            true(str(third.store.folder) in error_of(steps[1]), f"who has the slot now: {error_of(steps[1])}")
+            for step in (steps[0], steps[2]):
+                wait_for(step, "committed global_step1")
+            reader.look()
+            equal((reader.wrong, reader.read), ([], {"global_step1": [0]}), "what was read")
+            equal(len(list((remote / ".ckptfs" / "parts" / "global_step1").glob("1.*"))), 1, "parts of slot 1")
+            third.stop()
+        finally:
+            abandon(third)
 
 
 @pytest.mark.long
@@ -313,9 +282,12 @@ def test_a_copied_store(fresh_disk, work, url, mode):
             before = mount.path / "steps" / "global_step1"
             wait_until("all are decided", lambda step=step, before=before: is_decided(step) and is_decided(before), 90,
                        0.2)
-            check_each(reader, [before])
-            true(state_of(step).startswith("committed"), state_of(step))
-            equal(reader.read[state_of(step).removeprefix("committed ")], [number], f"{step}: {reader.read}")
+            reader.look()
+            equal(reader.wrong, [], "what was read")
+            for one, which in ((before, 0), (step, number)):
+                true(state_of(one).startswith("committed"), f"{one}: {state_of(one)} {error_of(one)}")
+                equal(reader.read[state_of(one).removeprefix("committed ")], [which], f"{one}: {reader.read}")
+            equal(ckptfs("remote", "latest", url).strip(), state_of(step).removeprefix("committed "), "latest")
             mount.stop()
             mount.store.fsck()
     finally:
@@ -326,6 +298,3 @@ def test_a_copied_store(fresh_disk, work, url, mode):
 def contents(folder):
     return {name: entry[3] for name, entry in tree(folder).items()}
 
-
-if __name__ == "__main__":
-    rank_of_a_run(int(sys.argv[1]), sys.argv[2])

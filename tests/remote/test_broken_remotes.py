@@ -19,7 +19,7 @@ from checking import equal, noise, raises, true, write
 from collecting import files_of
 from mounting import MIB, Store, mounted, run, wait_until
 from seaweed import BUCKET, KEY, SECRET, Proxy, environment
-from test_push import ERROR, QUIET, ckptfs, fill, state_of, status_of, tree, wait_for
+from test_push import ERROR, QUIET, agree, ckptfs, fill, state_of, status_of, tree, wait_for
 from test_stores import answer, error
 from training import write_state
 
@@ -39,7 +39,7 @@ class Broken:
 
     def __init__(self, name, server, folder):
         self.name, self.server, self.folder = name, server, folder
-        self.url = f"s3://{BUCKET}/broken-{name}"
+        self.url = f"s3://{BUCKET}/{folder.name}-{name}"
         self.link = Proxy(server.ports[3]).__enter__()
         self.series = None
 
@@ -274,7 +274,7 @@ def rotate(series):
 
 @pytest.mark.long
 def test_whatever_is_broken(disk, work, ways, mode):
-    store = Store(disk / "broken")
+    store = Store(disk / f"broken-{mode}")
     with mounted(store, work / "mnt-broken", mode=mode, options=(*QUIET, "http=127.0.0.1:0")) as mount:
         for way in ways:
             way.add(mount)
@@ -323,7 +323,7 @@ def test_a_slow_link(disk, work, server, scratch, mode, monkeypatch):
         monkeypatch.setenv(name, value)
     way = Cut("slow", server, scratch)
     try:
-        with mounted(Store(disk / "slow"), work / "mnt-slow", mode=mode, options=QUIET) as mount:
+        with mounted(Store(disk / f"slow-{mode}"), work / "mnt-slow", mode=mode, options=QUIET) as mount:
             way.add(mount)
             way.link.become(rate=SLOW)
             step = way.series / "global_step1"
@@ -363,6 +363,7 @@ def test_one_damaged_object_does_not_hold_up_others(fresh_disk, work, scratch, m
         wait_until("it is told", lambda: "1.0123456789abcdef" in error_of(series[0] / "global_step1"), 60, 0.2)
         for slot, one in enumerate(series):
             fill(one / "global_step2", seed=2, files=("same.bin", f"rank{slot}.bin"))
+            agree("a1", one / "global_step2")
         for one in series:
             wait_for(one / "global_step2", "committed global_step2")
         equal(ckptfs("remote", "latest", url).strip(), "global_step2", "latest")

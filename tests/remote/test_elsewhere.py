@@ -17,15 +17,15 @@ BEFORE, AFTER = 2, 4
 
 
 @contextlib.contextmanager
-def two_nodes(scratch, remote, slots, name):
-    """The mounts of two nodes with new stores, in the order of the slots that they are."""
+def two_nodes(scratch, remote, slots, name, *words):
+    """The mounts of two nodes with new stores, in the order of the slots that they are. `words`: more for `remote add`."""
     with contextlib.ExitStack() as stack:
         mounts = {}
         for node, slot in enumerate(slots):
             disk = stack.enter_context(xfs(scratch, name=f"{name}-disk{node}", size=4 * GIB))
             mount = stack.enter_context(mounted(Store(disk / "store"), scratch / f"node{node}", mode="passthrough",
                                                 options=QUIET))
-            remote.ckptfs("remote", "add", remote.url, mount.path / "steps", "--slot", f"{slot}/{SLOTS}")
+            remote.ckptfs("remote", "add", remote.url, mount.path / "steps", "--slot", f"{slot}/{SLOTS}", *words)
             mounts[slot] = mount
         yield [mounts[slot] for slot in range(SLOTS)]
 
@@ -52,7 +52,7 @@ def test_deepspeed_goes_on_on_other_nodes(scratch, remote):
             remote.ckptfs("push", mount.path / "steps" / tag)
         wait_for_commits(nodes, [tag])
         before = [files_in(mount.path / "steps" / tag) for mount in nodes]
-    with two_nodes(scratch, remote, (1, 0), "second") as nodes:
+    with two_nodes(scratch, remote, (1, 0), "second", "--take-over") as nodes:
         equal(remote.ckptfs("remote", "latest", remote.url).strip(), tag, "the newest step")
         for slot, mount in enumerate(nodes):
             said = json.loads(remote.ckptfs("fetch", "--json", "--slot", slot, tag, mount.path / "steps"))

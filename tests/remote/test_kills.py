@@ -21,7 +21,7 @@ from checking import equal, noise, true, write
 from mounting import (CKPTFS, LEVEL, MIB, Mount, Store, abandon, by_level, power_cut, run, unmount, wait_until,
                       xfs)
 from seaweed import BUCKET, Proxy, environment, seaweed
-from test_push import arrived, ckptfs, state_of, tree
+from test_push import agree, arrived, ckptfs, state_of, tree
 
 pytestmark = [pytest.mark.builds("venv"),
               pytest.mark.one_mode, pytest.mark.timeout(600 if LEVEL != "long" else 12_000)]
@@ -199,7 +199,7 @@ def strike(kind, nodes, server, dice):
 
 
 def save(nodes, tag, attempt, reader):
-    """On both nodes; what was there of that name is removed first."""
+    """On both nodes, which agree that it is one save; what was there of that name is removed first."""
     parts = [part_of(node.slot, attempt, STEP // 2) for node in nodes]
     reader.expect(tag, parts[0] | parts[1])
     for node in nodes:
@@ -207,6 +207,7 @@ def save(nodes, tag, attempt, reader):
             shutil.rmtree(node.series / tag)
     for node, part in zip(nodes, parts):
         write_part(node.series / tag, part)
+        agree(f"attempt-{attempt}", node.series / tag)
         run("sync", "-f", node.disk)  # or else the power takes of it what no trainer would call saved
 
 

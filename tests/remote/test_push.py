@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.one_mode]
 
 QUIET = ("quiet=1s",)
 PIECE = 64 * MIB  # of a larger file
-OF_A_STEP = 5  # puts beside its files: that the push begins, the part, the vote, the commit, and what remote it is
+OF_A_STEP = 4  # puts beside its files: that the push begins, the part, the commit, and a look at what the server checks
 STATE, ERROR = "user.ckptfs.remote.state", "user.ckptfs.remote.error"
 
 
@@ -38,6 +38,11 @@ def status_of(series):
     return json.loads(ckptfs("remote", "status", "--json", series))["remotes"][0]
 
 
+def seen_bytes(step):
+    """How large the mount saw the step when it looked at it last."""
+    return next(one["bytes"] for one in status_of(step.parent)["steps"] if one["tag"] == step.name)
+
+
 def wait_for(step, state, seconds=60):
     wait_until(f"{step.parent.name}/{step.name} is {state}", lambda: state_of(step).startswith(state), seconds, 0.1)
 
@@ -55,6 +60,12 @@ def fill(step, seed=1, size=5 * MIB + 123, files=("weights.bin", "sub/optimizer.
         file.parent.mkdir(parents=True, exist_ok=True)
         write(file, b"" if name == "empty" else content(size, seed + at))
     (step / "link").symlink_to(files[0])
+
+
+def agree(attempt, *steps):
+    """As ckptfs.patch does on each node once all ranks have written: they call what they have saved so."""
+    for step in steps:
+        os.setxattr(step, "user.ckptfs.attempt", attempt.encode())
 
 
 def arrived(store, size):
@@ -150,11 +161,13 @@ def test_two_nodes_make_one_step(fresh_disk, work, scratch, remote, mode):
             ckptfs("remote", "add", url, mount.path / "steps", "--slot", f"{slot}/2")
         one, other = (mount.path / "steps" / "checkpoint-7" for mount in (first, second))
         fill(one, files=("weights.bin", "shared.json", "rank0.bin"))
+        agree("a1", one)
         wait_for(one, "waiting for slot 1")
         true(ckptfs("remote", "latest", url, check=False).returncode == 1, "half a step is none")
         other.mkdir()
         shutil.copy2(one / "shared.json", other)
         write(other / "rng_state_1.pth", noise(MIB, 9))
+        agree("a1", other)
         for step in (one, other):
             wait_for(step, "committed checkpoint-7")
         for slot, step in enumerate((one, other)):

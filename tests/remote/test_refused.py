@@ -16,7 +16,7 @@ from hugging import safetensors
 from mounting import CKPTFS, MIB, wait_until
 from rotating_series import write_step
 from savers import OLD, Pool, trainers
-from test_push import ERROR, ckptfs, fill, node, state_of, status_of, wait_for
+from test_push import ERROR, ckptfs, fill, node, state_of, status_of, tree, wait_for
 
 pytestmark = [pytest.mark.one_mode, pytest.mark.timeout(300)]
 
@@ -233,12 +233,15 @@ def test_what_was_removed_there_meanwhile(steps, folder):
     true("global_step1~2" in listed, f"it is there: {listed}")
 
 
-def test_a_mode_that_changes_before_the_commit(steps):
-    """No file has changed, but what was pushed is no longer what is here."""
+def test_a_mode_that_changes_while_it_is_pushed(steps, folder, scratch):
+    """No file has changed, but what is sent is no longer what is here: it is pushed as it is now."""
     step = steps / "global_step1"
-    fill(step, size=MIB)
+    ckptfs("remote", "add", f"file://{folder}", steps, "--limit-upload", "1M")
+    fill(step, size=4 * MIB, files=("weights.bin",))
     (step / "void").mkdir()
-    with open(step / "weights.bin", "rb"), waiting(step):
-        wait_for(step, "waiting")
-        (step / "void").chmod(0o700)
+    wait_for(step, "pushing")
+    (step / "void").chmod(0o700)
     wait_for(step, "committed global_step1")
+    ckptfs("remote", "export", f"file://{folder}/global_step1", scratch / "out")
+    equal(tree(scratch / "out"), tree(step), "what came back")
+    equal((scratch / "out" / "void").stat().st_mode & 0o777, 0o700, "the mode")

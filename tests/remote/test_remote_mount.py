@@ -19,12 +19,12 @@ import urllib.request
 import pytest
 
 from checking import equal, raises, same_bytes, true, write
-from collecting import files_of
+from collecting import decisions, files_of
 from hugging import safetensors
 from mounting import BUILD, CKPTFS, KIB, MIB, Store, by_level, is_mountpoint, mounted, run, wait_until
 from reading import RemoteMount, remote_mount
 from seaweed import BUCKET, Proxy, environment
-from test_push import QUIET, ckptfs, content, fill, tree, wait_for
+from test_push import QUIET, agree, ckptfs, content, fill, tree, wait_for
 
 pytestmark = [pytest.mark.one_mode,
               pytest.mark.timeout(300)]
@@ -60,7 +60,9 @@ def pushed(work, disk, mode):
             tag = f"checkpoint-{number}"
             own = [mount.path / "steps" / tag for mount in mounts]
             checkpoint(own[0], number)
+            agree(f"a{number}", own[0])
             fill(own[1], seed=50 + number, files=("rank1.bin", "sub/more.pt", "empty"))
+            agree(f"a{number}", own[1])
             for step in own:
                 wait_for(step, f"committed {tag}")
             found[tag] = [tree(step) for step in own]
@@ -183,20 +185,38 @@ def test_damage_is_named(pushed, scratch, harm):
         same_bytes((there.path / "@1/checkpoint-1/rank1.bin").read_bytes(), wanted["rank1.bin"][3], "once it is mended")
 
 
-@pytest.mark.parametrize("what", ["parts", "steps", "votes"])
+@pytest.mark.parametrize("what", ["part of slot 0", "part of slot 1", "commit"])
 def test_swapped_records(pushed, scratch, what):
-    """A part, a commit or a vote in another's place: an error for that step, and never another step's bytes."""
+    """A part or a commit in another's place: an error for that step, and never another step's bytes."""
     url, remote, steps = pushed
-    one, other = (sorted((remote / ".ckptfs" / what / f"checkpoint-{number}").rglob("*")) for number in (1, 2))
-    one, other = ([path for path in paths if path.is_file()][0] for paths in (one, other))
-    with changed(one, lambda _: other.read_bytes()), remote_mount(url, scratch / "mnt") as there:
-        if what == "votes":  # nobody who reads asks for them
-            same_tree(there.path / "checkpoint-1", steps["checkpoint-1"][0] | steps["checkpoint-1"][1], "it")
+
+    def record(tag):
+        if what == "commit":
+            found, = decisions(remote, tag)
         else:
-            with raises(errno.EIO, what="it is named"):
-                os.listdir(there.path / "checkpoint-1")
-            wait_until("the log names it", lambda: "checkpoint-1" in there.read_log(), 10)
+            found, = (remote / ".ckptfs" / "parts" / tag).glob(f"{what[-1]}.*")
+        return found
+
+    one, other = record("checkpoint-1"), record("checkpoint-2")
+    with changed(one, lambda _: other.read_bytes()), remote_mount(url, scratch / "mnt") as there:
+        with raises(errno.EIO, what="it is named"):
+            os.listdir(there.path / "checkpoint-1")
+        wait_until("the log names it", lambda: "checkpoint-1" in there.read_log(), 10)
         same_tree(there.path / "checkpoint-2", steps["checkpoint-2"][0] | steps["checkpoint-2"][1], "another")
+
+
+@pytest.mark.parametrize("what", ["slots", "pushes"])
+def test_records_that_no_reader_needs(pushed, scratch, what):
+    """Who has a slot, and which pushes have begun: what is wrong there stops nobody who reads."""
+    url, remote, steps = pushed
+    records = [path for path in (remote / ".ckptfs" / what).rglob("*") if path.is_file()]
+    true(records, f"there are {what}")
+    with contextlib.ExitStack() as stack:
+        for path in records:
+            stack.enter_context(changed(path, lambda _: b"damaged"))
+        with remote_mount(url, scratch / "mnt") as there:
+            for tag, slots in steps.items():
+                same_tree(there.path / tag, slots[0] | slots[1], tag)
 
 
 def test_the_cache(pushed, scratch):

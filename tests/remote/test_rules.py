@@ -15,7 +15,7 @@ import urllib.parse
 import pytest
 
 from checking import equal, true
-from collecting import OBJECTS, files_of, names, objects_of, pass_days, push_folders
+from collecting import OBJECTS, decisions, files_of, names, objects_of, pass_days, push_folders
 from mounting import CKPTFS, MIB, by_level, run
 from seaweed import environment
 from test_commands import Remote, make_step, s3
@@ -231,24 +231,67 @@ def test_a_file_that_is_missing_and_objects_of_others(folder, scratch):
 
 
 def test_a_commit_that_was_deleted(folder, scratch):
-    """One that stands before another decision is missed. Else nobody can know of it: its files wait for a commit."""
+    """One that has a tombstone is missed: who lists the steps is told, and nothing is done. Another one is made again, of its
+    parts, as long as they are all there."""
     remote = Remote(f"file://{folder}")
-    for tag in ("step_1", "step_1", "step_2"):
-        remote.has(tag, make_step(scratch / "step", "small"))
-    remote.says("policy", "--set", "keep_last=1")
-    steps = folder / ".ckptfs" / "steps" / "step_1"
-    (steps / "1").rename(scratch / "lost")
+    for seed, tag in enumerate(("step_1", "step_1", "step_2")):
+        remote.has(tag, make_step(scratch / "step", "small", seed=bytes([seed])))
+    remote.says("rm", url=f"{remote.url}/step_1")
+    first, second = decisions(folder, "step_1")
+    first.rename(scratch / "lost")
     before = content(folder)
-    remote.fails("gc", said=[".ckptfs/steps/step_1/1", "the list is not whole"])
-    equal(content(folder), before, "nothing is changed")
-    (scratch / "lost").rename(steps / "1")
-    (steps / "2").unlink()
+    remote.fails("gc", said=[f".ckptfs/steps/{first.name}", "the list is not whole"])
+    for command in ("ls", "latest"):
+        remote.fails(command, "--timeout", "2s", said=[first.name])
+    equal(content(folder), before, "what is there: nothing was changed")
+    (scratch / "lost").rename(first)
+    said = second.read_bytes()
+    second.unlink()
+    equal(names(remote.json("ls")), ["step_2"], "the steps without the commit")
     done = remote.json("gc")
-    equal([one["step"] for one in done["removed"]], ["step_1"], "what the rules remove")
-    equal((done["ended"], done["deleted"]["objects"]), ([], 0), "what else is done")
+    equal((done["removed"], done["ended"], done["deleted"]["objects"]), ([], [], 0), "what is done")
+    equal(names(remote.json("ls")), ["step_1~2", "step_2"], "the steps")
+    equal(json.loads(second.read_bytes())["parts"], json.loads(said)["parts"], "what the new commit names")
+    second.unlink()
+    part, = (path for path in (folder / ".ckptfs" / "parts" / "step_1").iterdir() if path.name.endswith(second.name[-16:]))
+    part.unlink()
+    pass_days(folder, 8)
+    for _ in range(2):
+        done = remote.json("gc")
+        said = "\n".join(done["warnings"])
+        true(f"/step_1.{second.name[-16:]}/: nobody knows" in said, f"what it says: {said}")
+        pass_days(folder, 1.1)
+    equal([path.parent.name[-16:] for path in files_of(folder, "step_1")], [second.name[-16:]],
+          "the files of which nobody knows any more; those of the removed step are deleted")
+    remote.says("verify")
+
+
+def test_an_undecided_save(folder, scratch):
+    """All mounts have died before somebody made its commit. The collector makes it, if the parts of all slots are there; else
+    it makes a void after a week."""
+    remote = Remote(f"file://{folder}")
+    for number in (1, 2, 3):
+        remote.has(f"step_{number}", *(make_step(scratch / f"{slot}", f"rank{slot}", seed=bytes([number])) for slot in (0, 1)))
+    first, second = decisions(folder, "step_1")[0], decisions(folder, "step_2")[0]
+    for commit in (first, second):
+        commit.unlink()
+    part, = (folder / ".ckptfs" / "parts" / "step_2").glob("1.*")
+    part.unlink()
+    dry = remote.json("gc", "--dry-run")
+    equal((dry["ended"], names(remote.json("ls"))), ([], ["step_3"]), "a dry run decides nothing")
+    equal(remote.json("gc")["ended"], [], "what is ended on the same day")
+    equal(names(remote.json("ls")), ["step_1", "step_3"], "the steps")
+    true(not second.exists(), "nothing is decided about the other one")
+    pass_days(folder, 8)
+    equal(remote.json("gc")["ended"], [f"step_2/0.{second.name[-16:]}"], "what is ended after a week")
+    true(second.stat().st_size <= 160, "it has a void")
+    equal(names(remote.json("ls")), ["step_1", "step_3"], "the steps")
     pass_days(folder, 1.1)
     remote.says("gc")
-    equal(len(files_of(folder, "step_1")), 1, "the files whose commit is missing")
+    equal(files_of(folder, "step_2", 0), [], "what its slot 0 has sent")
+    left, = (folder / ".ckptfs" / "parts" / "step_2").iterdir()
+    true(left.name == f"0.{second.name[-16:]}" and left.stat().st_size <= 160, f"its part says that it was ended: {left}")
+    true(second.exists(), "the void stays")
     remote.says("verify")
 
 
@@ -338,8 +381,8 @@ def test_a_list_that_is_cut_short(server, request, scratch, missing, said):
 
 
 @pytest.mark.builds("venv")
-@pytest.mark.parametrize("missing, said, left", ((b"/steps/step_2/", "", ["step_2", "step_3"]),
-                                                 (b"/gone/step_1/", "", ["step_3"]),
+@pytest.mark.parametrize("missing, said, left", ((b".step_2.", "", ["step_2", "step_3"]),  # of steps/
+                                                 (b"/gone/", "", ["step_3"]),
                                                  (b"/parts/step_2/", "step_2: its part is not there", ["step_2", "step_3"]),
                                                  (b"/step_2.", "step_2: 0 of 1 files are there", ["step_2", "step_3"])))
 def test_what_a_list_lacks_deletes_nothing(server, request, scratch, missing, said, left):

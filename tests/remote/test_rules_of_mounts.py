@@ -15,7 +15,7 @@ from checking import equal, noise, true, write
 from collecting import files_of, names, objects_of, pass_days, push_folders
 from mounting import CKPTFS, CKPTFS_DEBUG, MIB, Mount, Store, mounted, run, unmount, wait_until
 from seaweed import BUCKET, environment
-from test_push import ERROR, QUIET, ckptfs, fill, node, state_of, status_of, wait_for
+from test_push import ERROR, QUIET, agree, ckptfs, fill, node, state_of, status_of, wait_for
 
 pytestmark = [pytest.mark.one_mode, pytest.mark.timeout(300)]
 
@@ -83,6 +83,7 @@ def test_a_part_that_was_ended(fresh_disk, work, folder, mode):
         one, other = (mount.path / "steps" / "checkpoint-7" for mount in (first, second))
         ckptfs("remote", "add", url, one.parent, "--slot", "0/2")
         fill(one, files=("weights.bin", "rank0.bin"), size=MIB)
+        agree("a1", one)
         wait_for(one, "waiting for slot 1")
         pass_days(folder, 8)
         ended = json.loads(ckptfs("remote", "gc", "--json", url))["ended"]
@@ -99,6 +100,7 @@ def test_a_part_that_was_ended(fresh_disk, work, folder, mode):
         ckptfs("remote", "add", url, other.parent, "--slot", "1/2")
         other.mkdir()
         write(other / "rank1.bin", noise(MIB, 9))
+        agree("a1", other)
         for step in (one, other):
             wait_for(step, "committed checkpoint-7", 120)
         ckptfs("remote", "verify", url)
@@ -211,6 +213,7 @@ class Cluster:
                 step = self.steps(slot) / made[-1]
                 step.mkdir()
                 write(step / f"rank{slot}.bin", noise(64 << 10, 10 * self.number + slot))
+                agree(f"a{self.number}", step)
         threading.Event().wait(dice.uniform(0, 3))
         self.kill_one(dice)
         for tag in made:
@@ -218,7 +221,7 @@ class Cluster:
                 wait_for(self.steps(slot) / tag, "committed", 240)
 
     def model(self):
-        """What stays of all that was ever committed, oldest first: what is new by its commit, or by its number."""
+        """What stays of all that was ever committed, oldest first: what is new by its save, or by its number."""
         tags = self.listed("--all")
         equal(len(tags), self.number, "all steps were committed")
         numbers = [int(tag.removeprefix("global_step")) for tag in tags]
@@ -265,6 +268,6 @@ def test_what_stays_is_what_a_model_says(fresh_disk, work, folder, mode, seed, m
 def test_two_hundred_steps(fresh_disk, work, folder, mode, seed, kind, server, monkeypatch):
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
-    url, options = (f"file://{folder}", ()) if kind == "folder" else (f"s3://{BUCKET}/two-hundred", ("--endpoint", server.endpoint))
+    url, options = (f"file://{folder}", ()) if kind == "folder" else (f"s3://{BUCKET}/two-hundred-{mode}", ("--endpoint", server.endpoint))
     with Cluster(fresh_disk, work, mode, url, options, day=20) as cluster:
         live(cluster, days=20, each=10, seed=seed)

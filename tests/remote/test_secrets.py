@@ -56,12 +56,12 @@ def test_a_daemon_without_secrets(leaves_core, scratch):
 
 
 @pytest.mark.parametrize("source", ("environment", "profile"))
-def test_a_daemon_with_secrets(leaves_core, scratch, server, monkeypatch, source):
+def test_a_daemon_with_secrets(leaves_core, scratch, server, monkeypatch, source, mode):
     variables = environment()
     if source == "profile":
         (scratch / "credentials").write_text(f"[default]\naws_access_key_id={KEY}\naws_secret_access_key={SECRET}\n")
         variables = without_keys() | {"AWS_SHARED_CREDENTIALS_FILE": str(scratch / "credentials")}
     for name, value in environment().items():  # of the commands
         monkeypatch.setenv(name, value)
-    url = f"s3://{BUCKET}/secrets-{source}"
+    url = f"s3://{BUCKET}/secrets-{source}-{mode}"
     equal(leaves_core(url, variables, "--endpoint", server.endpoint), False, "a core file")

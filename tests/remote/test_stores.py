@@ -11,7 +11,7 @@ import pytest
 
 from checking import equal, true
 from mounting import BUILD, MIB, run, wait_until
-from seaweed import BUCKET, Proxy, environment
+from seaweed import BUCKET, FlippedPuts, Meddler, Proxy, environment
 
 pytestmark = [pytest.mark.builds("venv"),
               pytest.mark.one_mode, pytest.mark.timeout(300)]
@@ -249,6 +249,19 @@ def test_what_is_said_of_a_completion(broken):
         store.fails(ENOENT, "complete", "b", "an-upload", 7)
     store, _ = broken(answer("200 OK", b" \n<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>"))
     store.do("complete", "c", "an-upload", 7)
+
+
+def test_what_arrives_damaged_is_sent_again(server, request):
+    """Who has not asked what the server checks tells it the MD5, and it refuses what has another one."""
+    flips = FlippedPuts()
+    with Meddler(server.ports[3], flips) as link:
+        store = s3(server, request.node.name, link.port)
+        for act in ("make", "put"):
+            store.do(act, act, content=b"content")
+            equal(store.do("get", act), b"content", f"what {act} has put")
+    first = list(flips.seen.values())
+    equal([one.status for one in first], [400, 400], "what it answers to what is damaged")
+    true(all(b"BadDigest" in one.answer for one in first), f"why: {[one.answer for one in first]}")
 
 
 def test_a_clock_that_is_wrong(broken):

@@ -7,6 +7,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+import time
 
 import pytest
 
@@ -78,14 +79,19 @@ def nodes(scratch, remote):
         yield mounts
 
 
-def train(scratch, name, *words, ranks_per_node=PER_NODE):
-    """Runs nodes.py on all ranks. Returns their results."""
-    out, log = scratch / name, scratch / f"{name}.log"
-    arguments = [*map(str, words), "--out", str(out)]
-    with open(log, "wb") as output, harness.ranks_running(RANKS, arguments, output, script=NODES,
-                                                          ranks_per_node=ranks_per_node) as processes:
+@contextlib.contextmanager
+def training(scratch, name, *words, **how):
+    """Runs nodes.py on all ranks. Yields their processes, and the file with what they print."""
+    log, arguments = scratch / f"{name}.log", [*map(str, words), "--out", str(scratch / name)]
+    with open(log, "wb") as output, harness.ranks_running(RANKS, arguments, output, script=NODES, **how) as processes:
+        yield processes, log
+
+
+def train(scratch, name, *words, ranks_per_node=PER_NODE, **how):
+    """To their end. Returns their results."""
+    with training(scratch, name, *words, ranks_per_node=ranks_per_node, **how) as (processes, log):
         harness.wait_for_ranks(processes, log)
-    return [json.loads(pathlib.Path(f"{out}.{rank}").read_text()) for rank in range(RANKS)]
+    return [json.loads((scratch / f"{name}.{rank}").read_text()) for rank in range(RANKS)]
 
 
 def train_on(nodes, scratch, kind, *words):
@@ -209,6 +215,54 @@ def test_deepspeed_without_nvme(nodes, remote, scratch):
         equal(harness.digest(union / tag / model), harness.digest(first), "slot 0's counts")
         wait_until("status says so", lambda tag=tag: any(model in note for note in notes_of(nodes[1], remote, tag)), 30, 0.5)
     equal(load(scratch, "zero2", union, tags[-1]), [result[tags[-1]] for result in trained], "what DeepSpeed loads")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("remote", ["folder"], indirect=True)
+def test_ranks_that_agree(nodes, remote, scratch):
+    """Under ckptfs.patch the ranks of all nodes call each save by one word, and each by another."""
+    folders = ",".join(str(mount.path) for mount in nodes)
+    train(scratch, "patched", "zero2", "--folders", folders, "--steps", STEPS, patched=True)
+    tags = [f"global_step{step}" for step in range(1, STEPS + 1)]
+    wait_for_commits(nodes, tags)
+    words = [{os.getxattr(mount.path / "steps" / tag, "user.ckptfs.attempt") for mount in nodes} for tag in tags]
+    equal([len(of_step) for of_step in words], [1] * STEPS, "words for each step")
+    equal(len(set().union(*words)), STEPS, "words for all")
+    equal(sorted(remote.steps()), sorted(tags), "the steps in the remote")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("remote", ["folder"], indirect=True)
+def test_a_run_whose_first_node_dies_in_its_save(nodes, remote, scratch):
+    """A second run, of which the mounts know its processes alone, writes its files of a step on one node, beside those of the
+    first run on the other. They are not one step. What a third run saves is."""
+    folders = ",".join(str(mount.path) for mount in nodes)
+    words = ("zero2", "--folders", folders, "--steps", 2, "--data")
+    started = {"ranks_per_node": PER_NODE, "forked": ()}  # as users start them: forks of one process are of one run
+    steps = [mount.path / "steps" / "global_step2" for mount in nodes]
+    train(scratch, "first", *words, 0, **started)
+    wait_for_commits(nodes, ("global_step1", "global_step2"))
+    before, begun = [files_in(step) for step in steps], time.time()
+    with training(scratch, "second", *words, 1, "--die-at", "global_step2", **started) as (processes, _):
+        wait_until("node 0 has died", lambda: all(one.poll() is not None for one in processes[:PER_NODE]), 300, 0.5)
+        wait_until("node 1 has written", lambda: all(one.stat().st_mtime > begun for one in steps[1].glob("*states.pt")), 60)
+        time.sleep(1)
+    for mount in nodes:
+        wait_until("what both have saved is there", lambda step=mount.path / "steps" / "global_step1":
+                   state_of(step) == "committed global_step1~2", 180, 0.2)
+    wait_until("node 1 waits", lambda: state_of(steps[1]) == "waiting", 60, 0.2)
+    true("of another run" in run(CKPTFS, "remote", "status", steps[1].parent).stdout, "it says why")
+    time.sleep(10)
+    equal(remote.steps(), ["global_step1", "global_step2", "global_step1~2"], "the steps in the remote")
+    for slot, files in enumerate(before):
+        compare_files(f"slot {slot}", files_in(remote.export("global_step2", scratch / f"of-slot{slot}", "--slot", slot)), files)
+    train(scratch, "third", *words, 2, **started)
+    for step in steps:
+        wait_until(f"{step} is there", lambda step=step: state_of(step) == "committed global_step2~2", 180, 0.2)
+    for slot, step in enumerate(steps):
+        exported = remote.export("global_step2~2", scratch / f"again-of-slot{slot}", "--slot", slot)
+        compare_files(f"slot {slot}, again", files_in(exported), files_in(step))
+    remote.ckptfs("remote", "verify", remote.url)
 
 
 @pytest.mark.long

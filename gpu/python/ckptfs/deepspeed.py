@@ -28,10 +28,11 @@ import mmap
 import os
 import pathlib
 import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from ckptfs import durable, states
+from ckptfs import durable, mounts, states
 
 if TYPE_CHECKING:
     import types
@@ -168,10 +169,27 @@ def save_by(plain: Callable[..., bool], engine: DeepSpeedEngine, save_dir: str |
     with Together("the step is not durable, and `latest` was left as it is"):
         durable.sync(step, rank, ranks)
         durable.sync_one(step.parent)
+    tell_attempt(engine, step)
     with Together("`latest` could not be written"):
         if save_latest and rank == 0:
             durable.replace(pathlib.Path(save_dir) / "latest", tag)
     return saved
+
+
+def tell_attempt(engine: DeepSpeedEngine, step: str | os.PathLike[str]) -> None:
+    """Tells the mounts of all nodes that what their ranks have just written to the step is one save. All ranks call it,
+    after they have written. Only what several nodes push to one remote needs it (docs/remote.md)."""
+    import torch.distributed as dist
+    if not dist.is_initialized() or dist.get_world_size() == 1 or saves_later(engine):
+        return
+    if not on_all_ranks(mounts.holds(step)):  # from here on all of them have written
+        return
+    word = [uuid.uuid4().hex[:12]]
+    dist.broadcast_object_list(word, src=0)
+    try:
+        os.setxattr(step, "user.ckptfs.attempt", word[0].encode())
+    except OSError as problem:
+        _log.warning("%s: the mount was not told which save it is: %s", os.fspath(step), problem)
 
 
 def saves_later(engine: DeepSpeedEngine) -> bool:

@@ -2,7 +2,8 @@
 
 Whoever calls them, a Trainer, accelerate, Lightning or a program of one's own, gets ckptfs.deepspeed's functions, if
 the engine's optimizer is on NVMe, and both its swap files and the checkpoint are on a ckptfs mount, on every rank. Any
-engine of ZeRO gets the load, if the checkpoint is on a mount. Any other engine gets DeepSpeed's own.
+engine of ZeRO gets the load, if the checkpoint is on a mount. Any other engine gets DeepSpeed's own. After any save on a
+mount the ranks agree on a word for it, and tell their mounts (docs/remote.md, Several nodes).
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ _told: set[str] = set()
 
 def install(engine_class: type[DeepSpeedEngine] | None) -> None:
     """Replaces both functions of the class; a second time it changes nothing."""
-    replaced: tuple[tuple[str, Callable[..., bool], Callable[..., object]], ...] = (
-        ("load_checkpoint", _takes_over_load, ckptfs.deepspeed.load_by),
-        ("save_checkpoint", _takes_over_save, ckptfs.deepspeed.save_by))
-    for name, takes_over, by in replaced:
+    replaced: tuple[tuple[str, Callable[..., bool], Callable[..., object], Callable[..., None] | None], ...] = (
+        ("load_checkpoint", _takes_over_load, ckptfs.deepspeed.load_by, None),
+        ("save_checkpoint", _takes_over_save, ckptfs.deepspeed.save_by, _tell_attempt))
+    for name, takes_over, by, after in replaced:
         plain = getattr(engine_class, name, None)
         if plain is None:
             _tell(f"DeepSpeed's engine has no {name}: ckptfs.patch leaves it as it is")
         elif not hasattr(plain, "ckptfs"):
-            setattr(engine_class, name, _replacement(plain, takes_over, by))
+            setattr(engine_class, name, _replacement(plain, takes_over, by, after))
 
 
 def _replacement(plain: Callable[..., object], takes_over: Callable[..., bool],
-                 by: Callable[..., object]) -> Callable[..., object]:
+                 by: Callable[..., object], after: Callable[..., None] | None) -> Callable[..., object]:
+    """`after`: called when DeepSpeed's own function has returned, if that was not taken over."""
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
@@ -47,7 +49,10 @@ def _replacement(plain: Callable[..., object], takes_over: Callable[..., bool],
             return plain(engine, *arguments, **named)
         _engine, *given = signature.bind(engine, *arguments, **named).arguments.items()
         if not takes_over(engine, **dict(given)):
-            return plain(engine, *arguments, **named)
+            done = plain(engine, *arguments, **named)
+            if after is not None:
+                after(engine, **dict(given))
+            return done
         return by(functools.partial(plain, engine), engine, **dict(given))
 
     method.ckptfs = True  # type: ignore[attr-defined] # so that it is known as ours
@@ -78,6 +83,11 @@ def _takes_over_save(engine: DeepSpeedEngine, save_dir: str, **_: object) -> boo
               "`latest` may name a step before it is durable, and a resume will be refused")
         return False
     return True
+
+
+def _tell_attempt(engine: DeepSpeedEngine, save_dir: str, tag: str | None = None, **_: object) -> None:
+    if not getattr(getattr(engine, "checkpoint_engine", None), "is_ckptfs", False):
+        ckptfs.deepspeed.tell_attempt(engine, os.path.join(save_dir, str(tag or f"global_step{engine.global_steps}")))
 
 
 def _is_on_mount(engine: DeepSpeedEngine, folder: str) -> bool:

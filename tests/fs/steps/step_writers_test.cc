@@ -85,26 +85,5 @@ TEST_F(StepWritersTest, AStepIsNotWholeThatSomebodyWritesMeanwhile) {
   files_->end(open.file, true);
 }
 
-TEST_F(StepWritersTest, ARunThatBeganAfterOthersIsYounger) {
-  for (const unsigned number : {1U, 2U, 3U}) make_step(number);
-  const auto saved = [this](const char* step, std::chrono::seconds began) {
-    ASSERT_TRUE(meta::change_ledger(*store_, at(step), [&](auto& entry) {
-      meta::note_writer(entry, meta::StepWriter{"boot pid:[1]", {7, 8}, began, false}, {});
-    }));
-  };
-  const auto younger = [this](const char* step) { return writers_->younger_than(at("/runs"), at(step)).value(); };
-  saved("/runs/checkpoint-2", std::chrono::seconds(100));
-  EXPECT_EQ(younger("/runs/checkpoint-2"), "");
-  saved("/runs/checkpoint-1", std::chrono::seconds(101));
-  saved("/runs/checkpoint-3", std::chrono::seconds(900));
-  EXPECT_EQ(younger("/runs/checkpoint-2"), "") << "of the same run; of a later step";
-  saved("/runs/checkpoint-1", std::chrono::seconds(900));
-  EXPECT_EQ(younger("/runs/checkpoint-2"), "") << "the process is known, with its beginning";
-  ASSERT_TRUE(meta::change_ledger(*store_, at("/runs/checkpoint-1"), [](auto& entry) {
-    meta::note_writer(entry, meta::StepWriter{"boot pid:[1]", {9, 8}, std::chrono::seconds(900), false}, {});
-  }));
-  EXPECT_NE(younger("/runs/checkpoint-2"), "");
-}
-
 }  // namespace
 }  // namespace ckptfs::fs

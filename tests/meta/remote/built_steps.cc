@@ -39,6 +39,8 @@ std::string bytes_for(size_t size, unsigned seed) {
   return bytes;
 }
 
+DecisionName new_save(const std::string& tag, uint64_t time) { return {{1, time}, tag, new_id()}; }
+
 BuiltPart& BuiltPart::folder(const std::string& path) {
   if (entries.contains(path)) return *this;
   const size_t slash = path.rfind('/');
@@ -57,7 +59,8 @@ BuiltPart& BuiltPart::link(const std::string& path, const std::string& target) {
   return *this;
 }
 
-BuiltImage::BuiltImage(std::string tag, const BuiltPart& part) : tag_(std::move(tag)), part_(part) {
+BuiltImage::BuiltImage(std::string tag, const BuiltPart& part, Order order)
+    : tag_(std::move(tag)), part_(part), order_(order) {
   for (const auto& [path, one] : part_.entries) entries_.push_back(one.first);
 }
 
@@ -69,21 +72,22 @@ Result<> BuiltImage::read(size_t index, uint64_t offset, std::span<std::byte> bu
   return success();
 }
 
-PartHeader header_for(const PushName& push, const BuiltPart& part, uint32_t slots) {
+PartHeader header_for(const PushName& push, const BuiltPart& part, uint32_t slots,
+                      const std::optional<DecisionName>& decision) {
   PartHeader header;
   header.push = push;
   header.slots = slots;
-  header.number = part.number;
+  header.decision = decision.value_or(DecisionName{{1, 1}, push.tag, push.id});
+  header.save = part.save;
   header.host = "node" + std::to_string(push.slot);
   header.mount = "0123:/steps";
-  header.attempt = part.attempt;
   header.facts.own = {formats::Completeness::incomplete, "rank 1 is missing"};
   header.facts.states.missing = {{"a/b.pt", 1, 2}, {"c"}};
   return header;
 }
 
 Result<Part> build_part(const PushName& push, const BuiltPart& part, const std::string& folder, io::ObjectStore* store,
-                        uint32_t slots) {
+                        uint32_t slots, const std::optional<DecisionName>& decision) {
   TRY_ASSIGN(PartWriter writer, PartWriter::make(folder));
   for (const auto& [path, entry] : part.entries) {
     TRY(writer.add(entry.first, digests_of_text(entry.second)));
@@ -91,7 +95,7 @@ Result<Part> build_part(const PushName& push, const BuiltPart& part, const std::
     const std::string key = file_key(push, slots, path);
     TRY(store->put(key, io::content_of(std::string_view(entry.second)), io::PutMode::make, {}));
   }
-  TRY_ASSIGN(Part built, writer.finish(header_for(push, part, slots)));
+  TRY_ASSIGN(Part built, writer.finish(header_for(push, part, slots, decision)));
   if (store != nullptr) TRY(store->put(part_key(push), built.content(), io::PutMode::make, {}));
   return built;
 }
@@ -101,11 +105,12 @@ Result<CommittedStep> put_step(io::ObjectStore& store, const DecisionName& name,
   Commit commit{name, {}, {}, "node0"};
   const auto slots = static_cast<uint32_t>(parts.size());
   for (uint32_t slot = 0; slot < slots; ++slot) {
-    TRY_ASSIGN(const Part part, build_part(new_push(name.tag, slot), parts[slot], folder, &store, slots));
+    const PushName push = slot == 0 ? name.lead() : new_push(name.tag, slot);
+    TRY_ASSIGN(const Part part, build_part(push, parts[slot], folder, &store, slots, name));
     commit.parts.push_back(part.name());
   }
   TRY(store.put(step_key(name), io::content_of(std::string_view(text_of(commit))), io::PutMode::make, {}));
-  return CommittedStep{name, name.n, {}};
+  return CommittedStep{name, 1, {}};
 }
 
 }  // namespace ckptfs::meta::remote::testing

@@ -4,12 +4,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+#include <string>
+#include <vector>
+
 #include "io/fault.h"
-#include "meta/remote/election.h"
+#include "meta/remote/decide.h"
 #include "meta/remote/push.h"
 #include "meta/remote/remote_facts.h"
 #include "meta/remote/remote_step.h"
 #include "meta/remote/remote_usage.h"
+#include "meta/remote/slot_owner.h"
+#include "meta/remote/slot_parts.h"
 #include "meta/remote/tombstone.h"
 #include "tests/io/objects/memory_store.h"
 #include "tests/io/testing.h"
@@ -22,6 +28,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
+using ::testing::UnorderedElementsAreArray;
 using State = TagStatus::State;
 
 constexpr uint64_t kBytes = 1000;  // of each file of a step, which is one chunk
@@ -43,8 +50,18 @@ class CollectorTest : public ::testing::Test {
     for (const char* const name : {"weights0.bin", "weights1.bin", "weights2.bin"}) {
       part.file(name, bytes_for(kBytes, seed));
     }
+    part.save.attempt = "5f3a";
     return part;
   }
+  // What slot 1 has of the same save.
+  static BuiltPart second_part_of(unsigned seed) {
+    BuiltPart part;
+    part.file("other.bin", bytes_for(100, seed));
+    part.save.attempt = "5f3a";
+    return part;
+  }
+  // Of a save that comes after all before it.
+  Order next_order() { return {1, ++saves_}; }
   static Slot slot(uint32_t number = 0, uint32_t slots = 1) {
     const std::string host = fmt::format("node{}", number);
     return {number, slots, host, "mount of " + host};
@@ -54,21 +71,29 @@ class CollectorTest : public ::testing::Test {
   }
   PushedPart push(const StepImage& image, const Slot& as = slot()) {
     PushJournal its_journal = journal(as.slot);
-    auto pushed = push_part(store_, as, image, its_journal, pushing_);
+    KnownParts known;
+    pass(std::chrono::seconds(1));  // so that lists tell which part is the newer one
+    auto pushed = push_part(store_, as, image, its_journal, known, pushing_);
     EXPECT_OK(pushed);
     return pushed ? std::move(pushed).value() : PushedPart{};
   }
-  TagStatus decide(const StepImage& image, const PushedPart& part, const Slot& as = slot()) {
-    ElectionMemory memory;
-    auto status = advance(store_, as, image, part, memory, pushing_);
+  // A push that fails.
+  void push_in_vain(const StepImage& image, const Slot& as = slot()) {
+    PushJournal its_journal = journal(as.slot);
+    KnownParts known;
+    EXPECT_FALSE(push_part(store_, as, image, its_journal, known, pushing_));
+  }
+  TagStatus decide(const PushedPart& part, const Slot& as = slot()) {
+    KnownParts known;
+    DecisionMemory memory;
+    auto status = remote::decide(store_, as, part, known, memory, pushing_);
     EXPECT_OK(status);
     return status ? std::move(status).value() : TagStatus{};
   }
   // Pushes it, and has it committed.
   void commit(const std::string& tag, unsigned seed) {
-    const BuiltImage image(tag, part_of(seed));
-    const PushedPart part = push(image);
-    const TagStatus status = decide(image, part);
+    const BuiltImage image(tag, part_of(seed), next_order());
+    const TagStatus status = decide(push(image));
     EXPECT_EQ(status.state, State::committed) << status.reason;
     pass(std::chrono::minutes(1));
   }
@@ -76,6 +101,17 @@ class CollectorTest : public ::testing::Test {
   void remove(const std::string& name) { ASSERT_OK(remove_step(store_, step(name), "node0", "by hand", {})); }
   void set(const std::string& rule, const std::string& value) {
     ASSERT_OK(change_rules(store_, "node0", [&](RemoteRules& rules) { return set_rule(rules, rule, value); }, {}));
+  }
+  void pin(const std::vector<std::string>& names) {
+    std::set<std::string> pins;
+    for (const std::string& name : names) pins.insert(step(name).decision.text());
+    ASSERT_OK(change_rules(store_, "node0", [&](RemoteRules& rules) { return rules.pins = pins, success(); }, {}));
+  }
+  // Of these commits.
+  std::vector<std::string> tombstones(const std::vector<std::string>& names) {
+    std::vector<std::string> keys;
+    for (const std::string& name : names) keys.push_back(gone_key(step(name).decision));
+    return keys;
   }
   Result<CollectorReport> run_once() { return collect(store_, collecting_); }
   CollectorReport ran() {
@@ -97,6 +133,13 @@ class CollectorTest : public ::testing::Test {
     TRY_ASSIGN(const RemoteStep opened, RemoteStep::open(store_, step(name), scratch_.path(), {}));
     return verify_step(opened, 1, {});
   }
+  // An object in the part's place says so, and stays.
+  void expect_ended(const PushName& push) {
+    const auto objects = store_.copy();
+    const auto found = objects.find(part_key(push));
+    ASSERT_TRUE(found != objects.end());
+    EXPECT_LE(found->second.content.size(), kMostEndedBytes);
+  }
   void expect_whole(const std::string& name) {
     const auto verified = verify(name);
     ASSERT_OK(verified);
@@ -107,15 +150,18 @@ class CollectorTest : public ::testing::Test {
   io::testing::MemoryStore store_;
   PushSettings pushing_;
   CollectorSettings collecting_;
+  uint64_t saves_ = 0;
 };
 
 TEST_F(CollectorTest, WhatStandsIsLeftAlone) {
   commit("step_1", 1);
   commit("step_2", 2);
   EXPECT_FALSE(last_collection(store_, {}).value());
+  ASSERT_OK(found_remote(store_, 1, "node0", {}));
+  ASSERT_OK(claim_slot(store_, 0, {0, "0123456789abcdef", "node0", "mount of node0"}, Claim::as_before, {}));
   auto before = store_.keys();
   std::erase_if(before, [](const std::string& key) { return key.starts_with(kPushes); });
-  run_for_days(30);
+  EXPECT_THAT(run_for_days(30).warnings, IsEmpty());
   auto after = store_.keys();
   EXPECT_EQ(std::erase(after, kCollectedKey), 1U);
   EXPECT_EQ(after, before) << "but for what said that the pushes go on";
@@ -162,8 +208,8 @@ TEST_F(CollectorTest, WhatArrivesLateOfARemovedStepGoes) {
 TEST_F(CollectorTest, WhatSaysThatAModelIsThereGoesFirst) {
   BuiltPart part = part_of(1);
   part.file("config.json", "{}");
-  const BuiltImage image("step_1", part);
-  EXPECT_EQ(decide(image, push(image)).state, State::committed);
+  const BuiltImage image("step_1", part, next_order());
+  EXPECT_EQ(decide(push(image)).state, State::committed);
   commit("step_2", 2);
   remove("step_1");
   pass_days(1);
@@ -182,8 +228,7 @@ TEST_F(CollectorTest, RulesRemoveAllButWhatTheyKeep) {
   for (unsigned number = 1; number <= 8; ++number) commit(fmt::format("step_{}", number), number);
   set("keep_last", "2");
   set("keep_every", "5");
-  ASSERT_OK(
-      change_rules(store_, "node0", [](RemoteRules& rules) { return rules.pins.insert("step_2"), success(); }, {}));
+  pin({"step_2"});
   collecting_.dry_run = true;
   EXPECT_THAT(ran().removed, SizeIs(4));
   EXPECT_THAT(store_.keys(kGone), IsEmpty());
@@ -191,13 +236,12 @@ TEST_F(CollectorTest, RulesRemoveAllButWhatTheyKeep) {
   const CollectorReport report = ran();
   ASSERT_THAT(report.removed, SizeIs(4));
   EXPECT_THAT(report.removed[0].why, HasSubstr("keep_every=5, keep_last=2"));
-  EXPECT_THAT(store_.keys(kGone), ElementsAre(gone_key({"step_1", 1}), gone_key({"step_3", 1}), gone_key({"step_4", 1}),
-                                              gone_key({"step_6", 1})));
+  EXPECT_THAT(store_.keys(kGone), UnorderedElementsAreArray(tombstones({"step_1", "step_3", "step_4", "step_6"})));
   run_for_days(4);
   for (const char* const name : {"step_2", "step_5", "step_7", "step_8"}) expect_whole(name);
 }
 
-// A step that was pushed again has a name of its own. A pin, a removal and a rule reach the commit that they name.
+// A step that was saved again has a name of its own. A pin, a removal and a rule reach the commit that they name.
 TEST_F(CollectorTest, APinHoldsTheCommitThatItNames) {
   commit("step_1", 1);
   commit("step_1", 2);
@@ -205,14 +249,14 @@ TEST_F(CollectorTest, APinHoldsTheCommitThatItNames) {
   set("keep_last", "1");
   collecting_.dry_run = true;
   for (const std::string pinned : {"step_1", "step_1~2"}) {
-    ASSERT_OK(change_rules(store_, "node0", [&](RemoteRules& rules) { return rules.pins = {pinned}, success(); }, {}));
+    pin({pinned});
     const CollectorReport report = ran();
     ASSERT_THAT(report.removed, SizeIs(1)) << pinned;
     EXPECT_EQ(report.removed[0].step.name(), pinned == "step_1" ? "step_1~2" : "step_1");
   }
   collecting_.dry_run = false;
   ran();
-  EXPECT_THAT(store_.keys(kGone), ElementsAre(gone_key({"step_1", 1})));
+  EXPECT_EQ(store_.keys(kGone), tombstones({"step_1"}));
   run_for_days(4);
   for (const char* const name : {"step_1~2", "step_2"}) expect_whole(name);
   EXPECT_FALSE(verify("step_1"));
@@ -241,15 +285,12 @@ TEST_F(CollectorTest, ADryRunWritesNothing) {
 
 TEST_F(CollectorTest, APushWithoutNewsForAWeekIsEndedAndBeginsAnew) {
   commit("step_1", 1);
-  const BuiltImage image("step_2", part_of(2));
+  const BuiltImage image("step_2", part_of(2), next_order());
   store_.fate = [](const std::string& operation, const std::string& key) {
     const bool is_part = operation == "put" && key.starts_with(kParts);
     return is_part ? io::testing::MemoryStore::Fate::refused : io::testing::MemoryStore::Fate::done;
   };
-  {
-    PushJournal its_journal = journal();
-    EXPECT_FALSE(push_part(store_, slot(), image, its_journal, pushing_));
-  }
+  push_in_vain(image);
   store_.fate = [](auto&, auto&) { return io::testing::MemoryStore::Fate::done; };
   ASSERT_THAT(store_.keys("step_2."), SizeIs(5));
   run_for_days(6);
@@ -261,76 +302,173 @@ TEST_F(CollectorTest, APushWithoutNewsForAWeekIsEndedAndBeginsAnew) {
   EXPECT_THAT(store_.keys("step_2."), IsEmpty());
   EXPECT_THAT(store_.keys(std::string(kParts) + "step_2/"), SizeIs(1)) << "what took the part's name stays";
   const PushedPart part = push(image);  // with the journal of the push that was ended
-  EXPECT_EQ(decide(image, part).state, State::committed);
+  EXPECT_EQ(decide(part).state, State::committed);
   expect_whole("step_2");
 }
 
-TEST_F(CollectorTest, APartThatStaysUndecidedIsEnded) {
-  const BuiltImage image("step_1", part_of(1));
+TEST_F(CollectorTest, ASaveThatStaysUndecidedGetsAVoid) {
+  const BuiltImage image("step_1", part_of(1), next_order()), other("step_1", second_part_of(9));
   const PushedPart part = push(image, slot(0, 2));
-  EXPECT_EQ(decide(image, part, slot(0, 2)).missing, std::vector<uint32_t>{1});
+  EXPECT_EQ(decide(part, slot(0, 2)).missing, std::vector<uint32_t>{1});
   run_for_days(6);
   EXPECT_THAT(store_.keys(kSteps), IsEmpty());
-  run_for_days(2);
-  EXPECT_THAT(store_.keys(kSteps), ElementsAre(step_key({"step_1", 1})));
+  pass_days(1);
+  const CollectorReport report = ran();
+  EXPECT_THAT(report.ended, ElementsAre(part.name.push));
+  EXPECT_THAT(report.committed, IsEmpty());
+  EXPECT_THAT(store_.keys(kSteps), ElementsAre(step_key(part.decision)));
+  EXPECT_EQ(store_.copy().at(step_key(part.decision)).content, void_text());
+  EXPECT_THAT(store_.keys("step_1."), SizeIs(5)) << "for a day it can be read";
   run_for_days(1);
   EXPECT_THAT(store_.keys("step_1."), IsEmpty());
-  EXPECT_THAT(store_.keys(kParts), IsEmpty());
+  expect_ended(part.name.push);
+  const auto before = store_.keys();
+  EXPECT_EQ(run_for_days(20).deleted.objects, 0U);
+  EXPECT_EQ(store_.keys(), before) << "what is decided stays";
 
-  // The other slot comes at last. The part that was ended is not voted for.
-  BuiltPart other;
-  other.file("other.bin", bytes_for(100, 9));
-  const BuiltImage other_image("step_1", other);
-  const PushedPart other_part = push(other_image, slot(1, 2));
-  EXPECT_THAT(decide(other_image, other_part, slot(1, 2)).missing, ElementsAre(0U));
+  // The other slot comes at last. It joins what slot 0 pushes then.
+  EXPECT_NE(push(other, slot(1, 2)).waits, "");
   const PushedPart again = push(image, slot(0, 2));
-  EXPECT_FALSE(again.found);
-  EXPECT_EQ(decide(image, again, slot(0, 2)).state, State::waits);
-  EXPECT_EQ(decide(other_image, other_part, slot(1, 2)).state, State::committed);
+  EXPECT_NE(again.decision, part.decision);
+  EXPECT_EQ(again.decision.order, part.decision.order);
+  EXPECT_EQ(decide(again, slot(0, 2)).state, State::waits);
+  const PushedPart other_part = push(other, slot(1, 2));
+  EXPECT_EQ(other_part.decision, again.decision);
+  EXPECT_EQ(decide(other_part, slot(1, 2)).state, State::committed);
   expect_whole("step_1");
 }
 
-// A slot voted, and was stopped. When it looks again, the commit has been removed, and all parts are deleted.
+// All mounts died when their parts were there.
+TEST_F(CollectorTest, WhatOnlyLacksItsCommitGetsIt) {
+  const BuiltImage image("step_1", part_of(1), next_order()), other("step_1", second_part_of(9));
+  const PushedPart part = push(image, slot(0, 2));
+  EXPECT_THAT(ran().committed, IsEmpty()) << "slot 1 is missing";
+  const PushedPart other_part = push(other, slot(1, 2));
+  const auto before = store_.keys();
+  collecting_.dry_run = true;
+  const CollectorReport dry = ran();
+  EXPECT_THAT(dry.committed, ElementsAre(part.decision)) << "it would be";
+  EXPECT_THAT(dry.ended, IsEmpty());
+  EXPECT_EQ(store_.keys(), before);
+  EXPECT_THAT(store_.keys(kSteps), IsEmpty());
+  collecting_.dry_run = false;
+  const CollectorReport report = ran();
+  EXPECT_THAT(report.committed, ElementsAre(part.decision));
+  EXPECT_THAT(report.ended, IsEmpty());
+  EXPECT_THAT(ran().committed, IsEmpty());
+  expect_whole("step_1");
+  EXPECT_EQ(decide(part, slot(0, 2)).state, State::committed);
+  EXPECT_EQ(decide(other_part, slot(1, 2)).state, State::committed);
+  run_for_days(20);
+  expect_whole("step_1");
+}
+
+// The mount that had put it was never told.
+TEST_F(CollectorTest, APartWhoseReplyWasLostIsCommitted) {
+  const BuiltImage image("step_1", part_of(1), next_order());
+  store_.fate = [](const std::string& operation, const std::string& key) {
+    const bool is_part = operation == "put" && key.starts_with(kParts);
+    return is_part ? io::testing::MemoryStore::Fate::reply_lost : io::testing::MemoryStore::Fate::done;
+  };
+  push_in_vain(image);
+  store_.fate = [](auto&, auto&) { return io::testing::MemoryStore::Fate::done; };
+  EXPECT_THAT(ran().committed, SizeIs(1));
+  expect_whole("step_1");
+  const PushedPart part = push(image);
+  EXPECT_EQ(part.sent + part.copied, 0U);
+  EXPECT_EQ(decide(part).state, State::committed);
+  EXPECT_THAT(store_.keys(kSteps), SizeIs(1));
+}
+
+TEST_F(CollectorTest, PartsThatCannotBeOneStepGetAVoid) {
+  const BuiltImage image("step_1", part_of(1).file("both.bin", "x"), next_order());
+  const BuiltImage other("step_1", second_part_of(9).file("both.bin", "y"));
+  const PushedPart part = push(image, slot(0, 2)), other_part = push(other, slot(1, 2));
+  EXPECT_THAT(run_for_days(6).committed, IsEmpty());
+  EXPECT_EQ(decide(part, slot(0, 2)).state, State::refused);
+  pass_days(2);
+  EXPECT_THAT(ran().ended, ElementsAre(part.name.push)) << "a void is told by the push of slot 0";
+  EXPECT_EQ(decide(part, slot(0, 2)).state, State::ended);
+  EXPECT_EQ(decide(other_part, slot(1, 2)).state, State::ended);
+  run_for_days(2);
+  EXPECT_THAT(store_.keys("step_1."), IsEmpty());
+  expect_ended(part.name.push);
+  expect_ended(other_part.name.push);
+}
+
+// The week begins anew with each part.
+TEST_F(CollectorTest, ASaveOfWhichSomethingCameIsNotEnded) {
+  const BuiltImage image("step_1", part_of(1), next_order()), other("step_1", second_part_of(9));
+  const PushedPart part = push(image, slot(0, 3));
+  run_for_days(6);
+  const PushedPart other_part = push(other, slot(1, 3));
+  EXPECT_EQ(other_part.decision, part.decision);
+  run_for_days(6);
+  EXPECT_THAT(store_.keys(kSteps), IsEmpty());
+  EXPECT_EQ(decide(part, slot(0, 3)).missing, std::vector<uint32_t>{2});
+  run_for_days(2);
+  EXPECT_THAT(store_.keys(kSteps), ElementsAre(step_key(part.decision)));
+}
+
+// A slot changed its files before the commit.
+TEST_F(CollectorTest, APartThatItsCommitDoesNotNameGoes) {
+  const BuiltImage image("step_1", part_of(1), next_order());
+  const BuiltImage before("step_1", second_part_of(9)), after("step_1", second_part_of(10));
+  const PushedPart part = push(image, slot(0, 2)), old = push(before, slot(1, 2)), newer = push(after, slot(1, 2));
+  EXPECT_EQ(old.decision, newer.decision);
+  EXPECT_EQ(decide(part, slot(0, 2)).state, State::committed);
+  EXPECT_EQ(ran().waiting.objects, 3U) << "its file, the part, and what says that it goes on";
+  const auto objects = store_.copy();
+  const std::string file = old.name.push.folder() + "slot-1/other.bin";
+  ASSERT_TRUE(objects.contains(file));
+  run_for_days(1);
+  EXPECT_THAT(store_.keys(old.name.push.folder()), IsEmpty());
+  EXPECT_THAT(store_.keys(push_key(old.name.push)), IsEmpty());
+  expect_ended(old.name.push);
+  expect_whole("step_1");
+
+  // Requests that were on their way for long arrive.
+  for (const std::string& key : {file, part_key(old.name.push)}) {
+    ASSERT_OK(store_.put(key, io::content_of(std::string_view(objects.at(key).content)), io::PutMode::replace, {}));
+    run_for_days(2);
+    EXPECT_THAT(store_.keys(old.name.push.folder()), IsEmpty());
+    expect_ended(old.name.push);
+  }
+  expect_whole("step_1");
+}
+
+// A slot was stopped. When it looks again, the commit has been removed, and all parts are deleted.
 TEST_F(CollectorTest, WhoLooksWhenTheCommitIsGoneIsTold) {
-  BuiltPart other;
-  other.file("other.bin", bytes_for(100, 9));
-  const BuiltImage image("step_1", part_of(1)), other_image("step_1", other);
-  const PushedPart part = push(image, slot(0, 2)), other_part = push(other_image, slot(1, 2));
-  EXPECT_EQ(decide(image, part, slot(0, 2)).state, State::waits);
-  EXPECT_EQ(decide(other_image, other_part, slot(1, 2)).state, State::committed);
+  const BuiltImage image("step_1", part_of(1), next_order()), other("step_1", second_part_of(9));
+  const PushedPart part = push(image, slot(0, 2)), other_part = push(other, slot(1, 2));
+  EXPECT_EQ(decide(other_part, slot(1, 2)).state, State::committed);
   remove("step_1");
   run_for_days(4);
   ASSERT_THAT(store_.keys(kParts), IsEmpty());
-  const TagStatus status = decide(image, part, slot(0, 2));
+  const TagStatus status = decide(part, slot(0, 2));
   EXPECT_EQ(status.state, State::committed) << status.reason;
   EXPECT_TRUE(status.commit->gone);
 
   // The other slot changes it: then this one's part is needed again, and is a new one.
-  other.file("other.bin", bytes_for(100, 10));
-  const BuiltImage changed("step_1", other);
-  push(changed, slot(1, 2));
-  EXPECT_EQ(decide(image, part, slot(0, 2)).state, State::push_again);
+  const BuiltImage changed("step_1", second_part_of(10));
+  EXPECT_NE(push(changed, slot(1, 2)).waits, "");
+  const PushedPart again = push(image, slot(0, 2)), joined = push(changed, slot(1, 2));
+  EXPECT_NE(again.name.push, part.name.push);
+  EXPECT_EQ(joined.decision, again.decision);
+  EXPECT_EQ(decide(joined, slot(1, 2)).state, State::committed);
+  expect_whole("step_1~2");
 }
 
-// A mount that was stopped all the while still holds the part's name.
-TEST_F(CollectorTest, WhoStillHoldsAnEndedPartIsTold) {
-  const BuiltImage image("step_1", part_of(1));
-  const PushedPart part = push(image, slot(0, 2));
+// Mounts that were stopped all the while still hold their parts' names. Neither waits for the others.
+TEST_F(CollectorTest, WhoStillHoldsAPartOfAVoidIsTold) {
+  const BuiltImage image("step_1", part_of(1), next_order()), other("step_1", second_part_of(9));
+  const PushedPart part = push(image, slot(0, 3)), other_part = push(other, slot(1, 3));
   run_for_days(8);
-  BuiltPart other;
-  other.file("other.bin", bytes_for(100, 9));
-  const BuiltImage other_image("step_1", other);
-  push(other_image, slot(1, 2));
-  EXPECT_EQ(decide(image, part, slot(0, 2)).state, State::ended);
-  EXPECT_THAT(store_.keys(kVotes), IsEmpty());
-}
-
-// If the parts of both were ended, each would wait for the other.
-TEST_F(CollectorTest, ASlotWhosePartWasEndedWaitsForNobody) {
-  const BuiltImage image("step_1", part_of(1));
-  const PushedPart part = push(image, slot(0, 2));
+  EXPECT_EQ(decide(part, slot(0, 3)).state, State::ended);
+  EXPECT_EQ(decide(other_part, slot(1, 3)).state, State::ended);
   run_for_days(8);
-  EXPECT_EQ(decide(image, part, slot(0, 2)).state, State::ended);
+  EXPECT_EQ(decide(part, slot(0, 3)).state, State::ended) << "also when the parts are gone";
+  EXPECT_EQ(decide(other_part, slot(1, 3)).state, State::ended);
 }
 
 // The part of its second commit is gone, so that of the first one is the newest that is listed.
@@ -354,48 +492,57 @@ TEST_F(CollectorTest, AProbeThatIsThereIsItsOwn) {
 
 // Its part was put, the reply was lost, and the machine was off for a month: the journal names files that are gone.
 TEST_F(CollectorTest, AJournalOfLongAgoIsNotTrusted) {
-  const BuiltImage image("step_1", part_of(1));
-  {
-    PushJournal its_journal = journal();
-    store_.fate = [](const std::string& operation, const std::string& key) {
-      const bool is_part = operation == "put" && key.starts_with(kParts);
-      return is_part ? io::testing::MemoryStore::Fate::reply_lost : io::testing::MemoryStore::Fate::done;
-    };
-    EXPECT_FALSE(push_part(store_, slot(), image, its_journal, pushing_));
-    store_.fate = [](auto&, auto&) { return io::testing::MemoryStore::Fate::done; };
-  }
+  const BuiltImage image("step_1", part_of(1), next_order()), other("step_1", second_part_of(9));
+  store_.fate = [](const std::string& operation, const std::string& key) {
+    const bool is_part = operation == "put" && key.starts_with(kParts);
+    return is_part ? io::testing::MemoryStore::Fate::reply_lost : io::testing::MemoryStore::Fate::done;
+  };
+  push_in_vain(image, slot(0, 2));
+  store_.fate = [](auto&, auto&) { return io::testing::MemoryStore::Fate::done; };
+  ASSERT_TRUE(journal().push());
   run_for_days(12);
   EXPECT_THAT(store_.keys("step_1."), IsEmpty());
-  const PushedPart part = push(image);
+  const PushedPart part = push(image, slot(0, 2));
   EXPECT_EQ(part.copied, 0U);
-  EXPECT_EQ(decide(image, part).state, State::committed);
+  EXPECT_EQ(part.sent, 5 * kBytes);
+  push(other, slot(1, 2));
+  EXPECT_EQ(decide(part, slot(0, 2)).state, State::committed);
   expect_whole("step_1");
 }
 
-TEST_F(CollectorTest, NumbersGoOnWhenOldPartsAreGone) {
+TEST_F(CollectorTest, NamesGoOnWhenOldPartsAreGone) {
   commit("step_1", 1);
   commit("step_2", 2);
   remove("step_1");
   run_for_days(4);
   ASSERT_THAT(store_.keys(std::string(kParts) + "step_1/"), IsEmpty());
-  const BuiltImage image("step_1", part_of(7));
-  EXPECT_EQ(push(image).name.number, 2U);
+  commit("step_1", 7);
+  expect_whole("step_1~2");
+  EXPECT_TRUE(step("step_1").gone);
 }
 
-TEST_F(CollectorTest, ARemovedStepIsKnownByItsContent) {
+TEST_F(CollectorTest, ARemovedStepIsKnownByWhatWasSaved) {
   commit("step_1", 1);
   commit("step_2", 2);
-  const BuiltImage image("step_1", part_of(1)), changed("step_1", part_of(3));
-  const io::Digest content = content_of(image).value();
-  EXPECT_FALSE(find_removed(store_, "step_1", 0, content, {}).value());
+  const Order order = step("step_1").decision.order;
+  const auto saved = [](const BuiltPart& part) { return saved_of(BuiltImage("step_1", part)).value(); };
+  const auto is_known = [&](const BuiltPart& part, const Order& of_save) {
+    const auto removed = find_removed(store_, "step_1", 0, saved(part), of_save, {});
+    EXPECT_OK(removed);
+    return removed && removed.value();
+  };
+  EXPECT_FALSE(is_known(part_of(1), order));
   remove("step_1");
-  const auto removed = find_removed(store_, "step_1", 0, content, {});
+  const auto removed = find_removed(store_, "step_1", 0, saved(part_of(1)), order, {});
   ASSERT_OK(removed);
   ASSERT_TRUE(removed.value());
   EXPECT_EQ(removed.value()->why, "by hand");
-  EXPECT_FALSE(find_removed(store_, "step_1", 0, content_of(changed).value(), {}).value());
+  EXPECT_EQ(removed.value()->name, step("step_1").decision);
+  EXPECT_TRUE(is_known(part_of(1).file("eval_results.json", "{}"), order)) << "a note has come since";
+  EXPECT_FALSE(is_known(part_of(3), order));
+  EXPECT_FALSE(is_known(part_of(1), {1, order.time + 100})) << "saved again, with the same bytes";
   run_for_days(4);
-  EXPECT_TRUE(find_removed(store_, "step_1", 0, content, {}).value()) << "also when its part is gone";
+  EXPECT_TRUE(is_known(part_of(1), order)) << "also when its part is gone";
 }
 
 TEST_F(CollectorTest, TheCostOfAStepIsWhatItsRemovalGivesBack) {
@@ -423,13 +570,14 @@ TEST_F(CollectorTest, AListThatLacksADecisionStopsIt) {
   commit("step_1", 1);
   commit("step_2", 2);
   remove("step_1");
+  const std::string key = step_key(step("step_1").decision);
   auto without = store_.copy();
-  without.erase(step_key({"step_1", 1}));
+  without.erase(key);
   store_.restore(without);
   const auto report = run_once();
   ASSERT_FALSE(report);
   EXPECT_ERRNO(EIO, report);
-  EXPECT_THAT(report.error().message(), HasSubstr(step_key({"step_1", 1})));
+  EXPECT_THAT(report.error().message(), HasSubstr(key));
 }
 
 // A step that somebody has damaged there does not push out those that are whole, and is not removed itself.
@@ -503,16 +651,19 @@ TEST_F(CollectorTest, WhatIsForeignIsNamedAndStays) {
   expect_whole("step_1");
 }
 
-TEST_F(CollectorTest, ADamagedCommitStopsIt) {
+TEST_F(CollectorTest, OfADamagedCommitNothingGoes) {
   commit("step_1", 1);
   commit("step_2", 2);
+  const auto files = store_.keys("step_1.");
+  const std::string key = step_key(step("step_1").decision);
   auto objects = store_.copy();
-  objects.at(step_key({"step_1", 1})).content.replace(3, 5, "XXXXX");
+  objects.at(key).content.replace(3, 5, "XXXXX");
   store_.restore(objects);
-  const auto report = run_once();
-  ASSERT_FALSE(report);
-  EXPECT_ERRNO(EBADMSG, report);
-  EXPECT_THAT(report.error().message(), HasSubstr(step_key({"step_1", 1})));
+  EXPECT_THAT(ran().warnings, ElementsAre(AllOf(HasSubstr(key), HasSubstr("nothing of it is deleted"))));
+  run_for_days(20);
+  EXPECT_EQ(store_.keys("step_1."), files);
+  EXPECT_THAT(store_.keys(kParts + std::string("step_1/")), SizeIs(1));
+  expect_whole("step_2");
 }
 
 TEST_F(CollectorTest, UploadsOfDeadProcessesEnd) {
@@ -521,10 +672,7 @@ TEST_F(CollectorTest, UploadsOfDeadProcessesEnd) {
     return operation == "complete" ? io::testing::MemoryStore::Fate::refused : io::testing::MemoryStore::Fate::done;
   };
   ASSERT_OK(found_remote(store_, 1, "node0", {}));
-  {
-    PushJournal its_journal = journal();
-    EXPECT_FALSE(push_part(store_, slot(), image, its_journal, pushing_));
-  }
+  push_in_vain(image);
   EXPECT_EQ(run_for_days(6).uploads, 0U);
   EXPECT_EQ(store_.uploads(), 1U);
   EXPECT_EQ(run_for_days(1).uploads, 1U);

@@ -18,6 +18,8 @@ using testing::BuiltPart, testing::build_part, testing::bytes_for, testing::file
 using testing::link_entry;
 
 const PushName kPush{"global_step5", 0, "0123456789abcdef"};
+const SaveFacts kSave{"5f3a", SaveLife{Milliseconds(-3), Milliseconds(1'700'000'000'123),
+                                       Milliseconds(1'700'000'009'000), Milliseconds(250)}};
 
 class PartTest : public ::testing::Test {
  protected:
@@ -53,7 +55,7 @@ class PartTest : public ::testing::Test {
     BuiltPart part;
     part.file("a", "small").file("a-b", "").file("sub/deep/b.pt", bytes_for(3 * kChunkBytes + 7, 1));
     part.link("sub/link", "../a").folder("empty").file("sub/\u00fcml \"quoted\"\n", "x");
-    part.attempt = "5f3a";
+    part.save = kSave;
     return part;
   }
 
@@ -65,10 +67,10 @@ TEST_F(PartTest, GoesThereAndBack) {
   const Part again = open(text_of_part(part)).value();
   const PartHeader& header = again.header();
   EXPECT_EQ(header.push, kPush);
-  EXPECT_EQ(header.number, 1U);
+  EXPECT_EQ(header.decision, (DecisionName{{1, 1}, kPush.tag, kPush.id}));
   EXPECT_EQ(header.host, "node0");
   EXPECT_EQ(header.mount, "0123:/steps");
-  EXPECT_EQ(header.attempt, "5f3a");
+  EXPECT_EQ(header.save, kSave);
   EXPECT_EQ(header.facts.own.completeness, formats::Completeness::incomplete);
   EXPECT_EQ(header.facts.own.reason, "rank 1 is missing");
   EXPECT_EQ(header.facts.states.missing, (std::vector<formats::MissingFile>{{"a/b.pt", 1, 2}, {"c"}}));
@@ -104,7 +106,7 @@ TEST_F(PartTest, GoesThereAndBack) {
 TEST_F(PartTest, ContentIsAllButTimesAndPlaces) {
   const BuiltPart one = usual();
   BuiltPart other = usual();
-  other.number = 7;
+  other.save = {"6a", {}};
   for (auto& [path, entry] : other.entries) entry.first.mtime.tv_sec += 5;
   const io::Digest content = build(one).value().header().content;
   const PushName push{"other", 3, "fedcba9876543210"};
@@ -117,6 +119,32 @@ TEST_F(PartTest, ContentIsAllButTimesAndPlaces) {
   EXPECT_NE(build(other).value().header().content, content);
   EXPECT_NE(build(usual().file("a", "smalL")).value().header().content, content);
   EXPECT_NE(build(usual().folder("z")).value().header().content, content);
+}
+
+// Who adds a note to a step, or gives it to somebody else, has not saved it again.
+TEST_F(PartTest, SavedAreTheFilesOfTheCheckpointAlone) {
+  const auto saved = [this](const BuiltPart& part) { return build(part).value().header().saved; };
+  const io::Digest before = saved(usual());
+  for (const char* const note : {"eval_results.json", "README.md", "config.json", "sub/notes.txt", "sub/.cache/x"}) {
+    EXPECT_EQ(saved(usual().file(note, "x")), before) << note;
+  }
+  BuiltPart other = usual();
+  for (auto& [path, entry] : other.entries) {
+    entry.first.mtime.tv_sec += 5;
+    entry.first.mode ^= 0070;
+    ++entry.first.uid;
+    ++entry.first.gid;
+  }
+  EXPECT_EQ(saved(other.folder("z").link("sub/another", "link")), before);
+  const PushName push{"other", 3, "fedcba9876543210"};
+  EXPECT_EQ(build_part(push, other, folder_.path(), nullptr, 4).value().header().saved, before);
+  EXPECT_NE(saved(usual().file("a", "smalL")), before);
+  EXPECT_NE(saved(usual().file("a", "small ")), before);
+  EXPECT_NE(saved(usual().file("rng_state_1.pth", "")), before);
+  other = usual();
+  other.entries.erase("a-b");
+  EXPECT_NE(saved(other), before) << "it has no chunk, and counts";
+  EXPECT_NE(saved(other.file("a-c", "")), before) << "its name counts";
 }
 
 TEST_F(PartTest, EveryTruncationIsRefused) {
@@ -194,6 +222,15 @@ TEST_F(PartTest, WhatOthersWroteIsCheckedAgain) {
   EXPECT_NE(refused("\"chunks\":6", "\"chunks\":70000000").find("cut short"), std::string::npos);
   EXPECT_NE(refused("\"entries\":9", "\"entries\":99999999999").find("more than there can be"), std::string::npos);
   EXPECT_NE(refused("ckptfs part 2", "something else").find("no part"), std::string::npos);
+  const std::string order = Order{1, 1}.text();
+  EXPECT_NE(refused(order, "x" + order).find("\"save\" is none"), std::string::npos);
+  EXPECT_NE(refused(order + ".global_step5.", order + ".global_step6.").find("of another step"), std::string::npos);
+  EXPECT_NE(refused(order + ".global_step5.0", order + ".global_step5.1").find("of another step"), std::string::npos)
+      << "the part of slot 0 names its own push";
+  EXPECT_NE(refused(R"("save":)", R"("sabe":)").find("\"save\""), std::string::npos);
+  EXPECT_NE(refused(R"("attempt":"5f3a")", R"("attempt":5)").find("attempt"), std::string::npos);
+  EXPECT_NE(refused(R"("error":250)", R"("error":"250")").find("life"), std::string::npos);
+  EXPECT_NE(refused(R"("saved":")", R"("saved":"0)").find("digest \"saved\""), std::string::npos);
 }
 
 TEST_F(PartTest, ANewerVersionIsRefusedByName) {
@@ -241,8 +278,24 @@ TEST_F(PartTest, IsFetchedAndChecked) {
   ASSERT_OK(store.put(part_key(other), part.content(), io::PutMode::make, {}));
   EXPECT_ERRNO(EBADMSG, fetch_part(store, other, std::nullopt, folder_.path(), {}));
   EXPECT_ERRNO(EBADMSG, fetch_part_header(store, other, {}));
-  ASSERT_OK(store.put(part_key(other), io::content_of("ckptfs part 2\n{"), io::PutMode::replace, {}));
+  const std::string cut = "ckptfs part 2\n{" + std::string(kMostEndedBytes, ' ');
+  ASSERT_OK(store.put(part_key(other), io::content_of(cut), io::PutMode::replace, {}));
   EXPECT_ERRNO(EBADMSG, fetch_part_header(store, other, {}));
+  ASSERT_OK(store.put(part_key(other), io::content_of(cut.substr(0, kMostEndedBytes)), io::PutMode::replace, {}));
+  EXPECT_ERRNO(ESTALE, fetch_part_header(store, other, {})) << "the push was ended";
+}
+
+// Of another slot than the first the save is named by another push.
+TEST_F(PartTest, GoesWithTheSaveThatItNames) {
+  const PushName push{"global_step5", 1, "fedcba9876543210"};
+  const DecisionName decision{{3, 7}, "global_step5", kPush.id};
+  const Part part = build_part(push, usual(), folder_.path(), nullptr, 2, decision).value();
+  EXPECT_EQ(part.header().decision, decision);
+  EXPECT_EQ(part.header().decision.lead(), kPush);
+  const DecisionName of_another_step{{3, 7}, "global_step6", kPush.id};
+  EXPECT_ERRNO(EBADMSG, build_part(push, usual(), folder_.path(), nullptr, 2, of_another_step));
+  EXPECT_ERRNO(EBADMSG,
+               build_part(kPush, usual(), folder_.path(), nullptr, 2, DecisionName{{3, 7}, kPush.tag, push.id}));
 }
 
 TEST_F(PartTest, ALongHeaderTakesTwoRequests) {

@@ -3,7 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "meta/remote/commit.h"
+#include "meta/remote/json_fields.h"
 #include "meta/remote/layout.h"
 #include "tests/io/objects/memory_store.h"
 #include "tests/io/testing.h"
@@ -68,12 +73,35 @@ TEST(RemoteFacts, AreFoundAmongOtherObjects) {
 }
 
 TEST(RemoteFacts, OfAnotherVersionOrNoneAreRefused) {
-  for (const char* text : {R"({"ckptfs":"remote","version":3,"slots":1})", "hello", R"({"ckptfs":"vote","version":2})",
-                           R"({"ckptfs":"remote","version":2,"id":"x","slots":0,"host":"h","made":"m"})"}) {
+  const auto facts_of = [](uint64_t slots) {
+    return checked_line(
+        {{"ckptfs", "remote"}, {"version", 2}, {"id", "x"}, {"slots", slots}, {"host", "h"}, {"made", "m"}});
+  };
+  const auto put_facts = [](io::ObjectStore& store, const std::string& text) {
+    return store.put(kFactsKey, io::content_of(std::string_view(text)), io::PutMode::make, {});
+  };
+  io::testing::MemoryStore right;
+  ASSERT_OK(put_facts(right, facts_of(3)));
+  EXPECT_EQ(read_facts(right, {}).value().slots, 3U);
+  std::string edited = facts_of(3);
+  edited.replace(edited.find("\"slots\":3"), 9, "\"slots\":2");
+  // What lies there, and what is said of it.
+  const std::vector<std::pair<std::string, std::string>> wrong{
+      {R"({"ckptfs":"remote","version":3,"slots":1})", "it is of version 3"},
+      {"hello", "ckptfs did not make it"},
+      {void_text(), "it is \"void\", and should be \"remote\""},
+      {facts_of(0), "its number of slots is 0"},
+      {facts_of(kMostSlots + 1), "more than there can be"},
+      {checked_line({{"ckptfs", "remote"}, {"version", 2}, {"slots", 1}, {"host", "h"}, {"made", "m"}}),
+       "it has no text \"id\""},
+      {edited, "it was damaged"}};
+  for (const auto& [text, words] : wrong) {
     io::testing::MemoryStore store;
-    ASSERT_OK(store.put(kFactsKey, io::content_of(std::string_view(text)), io::PutMode::make, {}));
-    EXPECT_ERRNO(EPROTO, read_facts(store, {}));
-    EXPECT_ERRNO(EPROTO, found_remote(store, 1, "node0", {}));
+    ASSERT_OK(put_facts(store, text));
+    for (const auto& refused : {read_facts(store, {}), found_remote(store, 1, "node0", {})}) {
+      EXPECT_ERRNO(EPROTO, refused);
+      EXPECT_NE(refused.error().message().find(words), std::string::npos) << refused.error().message();
+    }
   }
 }
 

@@ -10,7 +10,6 @@
 #include <sstream>
 
 #include "io/fault.h"
-#include "meta/remote/part_format.h"
 #include "tests/io/objects/memory_store.h"
 #include "tests/io/testing.h"
 #include "tests/meta/remote/built_steps.h"
@@ -20,7 +19,7 @@ namespace {
 
 using io::testing::MemoryStore;
 using io::testing::ScratchFolder;
-using testing::BuiltPart, testing::bytes_for, testing::put_step;
+using testing::BuiltPart, testing::bytes_for, testing::new_push, testing::new_save, testing::put_step;
 
 std::string text_in(const std::filesystem::path& path) {
   std::stringstream text;
@@ -41,7 +40,7 @@ class RemoteFetchTest : public ::testing::Test {
   RemoteFetchTest() { std::filesystem::create_directory(to_); }
 
   RemoteStep open(const std::vector<BuiltPart>& parts) {
-    return RemoteStep::open(store_, put_step(store_, {"global_step5", 1}, parts, folder_.path()).value(),
+    return RemoteStep::open(store_, put_step(store_, new_save("global_step5"), parts, folder_.path()).value(),
                             folder_.path(), {})
         .value();
   }
@@ -74,27 +73,26 @@ TEST_F(RemoteFetchTest, FetchesAll) {
   EXPECT_EQ(difference(step).value(), "");
 }
 
-TEST_F(RemoteFetchTest, TellsTheContentOfWhatIsThere) {
-  const RemoteStep step = open({BuiltPart().file("a", "first").file("b", large_)});
+TEST_F(RemoteFetchTest, TellsWhatWasSaved) {
+  const RemoteStep step = open({BuiltPart().file("a", "first").file("b", large_).file("eval_results.json", "{}")});
   const FetchReport report = fetch(step).value();
-  ContentDigest content;
-  for (const Entry& known : step.part(0).entries()) {
-    struct stat found {};
-    ASSERT_EQ(::lstat((to_ + "/" + known.path).c_str(), &found), 0);
-    Entry entry = known;
-    entry.mode = found.st_mode & 07777;
-    entry.uid = found.st_uid;
-    entry.gid = found.st_gid;
-    if (known.path.empty()) {  // until it is published
-      EXPECT_EQ(entry.mode, 0700U);
-      entry.mode = report.own_folder.mode;
-    }
-    std::vector<io::Digest> digests;
-    const auto chunks = step.part(0).chunks(known, 0, known.chunks()).value();
-    for (const Chunk& chunk : chunks) digests.push_back(chunk.digest);
-    content.add(entry, digests);
-  }
-  EXPECT_EQ(report.content, content.finish());
+  EXPECT_EQ(report.saved, step.part(0).header().saved);
+  const auto without_note =
+      testing::build_part(new_push("step", 0), BuiltPart().file("a", "first").file("b", large_), folder_.path());
+  EXPECT_EQ(report.saved, without_note.value().header().saved);
+  struct stat found {};
+  ASSERT_EQ(::lstat(to_.c_str(), &found), 0);
+  EXPECT_EQ(found.st_mode & 07777, 0700U) << "until it is published";
+  EXPECT_EQ(report.own_folder.mode, 0755U);
+}
+
+TEST_F(RemoteFetchTest, OfAllSlotsItTellsWhatIsInTheUnion) {
+  BuiltPart one, other, both;
+  one.file("a", "first").file("shared", "x");
+  other.file("b", large_).file("shared", "x");
+  both.file("a", "first").file("b", large_).file("shared", "x");
+  const FetchReport report = fetch(open({one, other})).value();
+  EXPECT_EQ(report.saved, testing::build_part(new_push("step", 0), both, folder_.path()).value().header().saved);
 }
 
 TEST_F(RemoteFetchTest, GoesOnWhereItWasInterrupted) {
@@ -184,6 +182,7 @@ TEST_F(RemoteFetchTest, OneSlotAlone) {
   const RemoteStep step = open({BuiltPart().file("a", "first"), BuiltPart().file("b", "second")});
   const FetchReport report = fetch_step(step, 1, to_, {}, settings_).value();
   EXPECT_EQ(report.fetched, 6U);
+  EXPECT_EQ(report.saved, step.part(1).header().saved);
   EXPECT_FALSE(std::filesystem::exists(to_ + "/a"));
   EXPECT_EQ(text_in(to_ + "/b"), "second");
   EXPECT_EQ(find_difference(step, 1, to_, settings_).value(), "");

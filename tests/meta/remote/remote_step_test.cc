@@ -26,7 +26,7 @@ namespace {
 
 using io::testing::MemoryStore;
 using io::testing::ScratchFolder;
-using testing::BuiltPart, testing::bytes_for, testing::put_step;
+using testing::BuiltPart, testing::bytes_for, testing::new_push, testing::new_save, testing::put_step;
 
 // Flips a byte of what it answers, `wrong` times, where a range holds that byte.
 class LyingStore : public MemoryStore {
@@ -65,7 +65,7 @@ class RemoteStepTest : public ::testing::Test {
   RemoteStepTest() { std::filesystem::create_directory(out()); }
   std::string out(const std::string& name = "") const { return folder_.path("out" + (name.empty() ? "" : "/" + name)); }
   Result<RemoteStep> open(const std::vector<BuiltPart>& parts) {
-    TRY_ASSIGN(const CommittedStep step, put_step(store_, {"global_step5", 1}, parts, folder_.path()));
+    TRY_ASSIGN(const CommittedStep step, put_step(store_, new_save("global_step5"), parts, folder_.path()));
     return RemoteStep::open(store_, step, folder_.path(), {});
   }
   static const UnionEntry& file(const RemoteStep& step, const std::string& path) {
@@ -150,7 +150,7 @@ TEST_F(RemoteStepTest, AnObjectThatIsTooShortIsNamed) {
 }
 
 TEST_F(RemoteStepTest, OpensWhatTheCommitNames) {
-  const CommittedStep step = put_step(store_, {"a", 1}, {BuiltPart(), BuiltPart()}, folder_.path()).value();
+  const CommittedStep step = put_step(store_, new_save("a"), {BuiltPart(), BuiltPart()}, folder_.path()).value();
   const RemoteStep opened = RemoteStep::open(store_, step, folder_.path(), {}).value();
   EXPECT_EQ(opened.slots(), 2U);
   EXPECT_EQ(opened.step().name(), "a");
@@ -164,6 +164,20 @@ TEST_F(RemoteStepTest, OpensWhatTheCommitNames) {
   EXPECT_NE(wrong.error().message().find(key), std::string::npos);
   ASSERT_OK(store_.remove(key, {}));
   EXPECT_ERRNO(ENOENT, RemoteStep::open(store_, step, folder_.path(), {}));
+}
+
+// Each part says for ever with which save it goes.
+TEST_F(RemoteStepTest, ACommitOfPartsOfTwoSavesIsRefused) {
+  const DecisionName name = new_save("a", 1), other = new_save("a", 2);
+  const auto build = [&](const PushName& push, const DecisionName& decision) {
+    return testing::build_part(push, BuiltPart(), folder_.path(), &store_, 2, decision).value().name();
+  };
+  const PartName first = build(name.lead(), name), second = build(new_push("a", 1), other);
+  const std::string text = text_of(Commit{name, {first, second}, {}, "node0"});
+  ASSERT_OK(store_.put(step_key(name), io::content_of(text), io::PutMode::make, {}));
+  const auto wrong = RemoteStep::open(store_, CommittedStep{name, 1, {}}, folder_.path(), {});
+  EXPECT_ERRNO(EBADMSG, wrong);
+  EXPECT_NE(wrong.error().message().find(part_key(second.push)), std::string::npos);
 }
 
 TEST_F(RemoteStepTest, ExportsWhatWasPut) {
@@ -214,7 +228,7 @@ class SlowStore : public MemoryStore {
 TEST_F(RemoteStepTest, ADeadlineCanBeThatOfAllRequests) {
   SlowStore store;
   const std::vector<BuiltPart> parts(20);
-  const CommittedStep step = put_step(store, {"a", 1}, parts, folder_.path()).value();
+  const CommittedStep step = put_step(store, new_save("a"), parts, folder_.path()).value();
   for (const bool in_all : {false, true}) {
     store.deadlines.clear();
     io::RequestLimits limits = io::RequestLimits::within(std::chrono::minutes(1));
@@ -235,7 +249,7 @@ TEST_F(RemoteStepTest, AnIndependentReaderReadsTheSame) {
   one.file("zero_pp_rank_0_mp_rank_00_model_states.pt", "m").file("offloaded_tensors/rank00/x", "swap 0");
   other.file("a", "first").file("sub/\u00fc", "only here").file("c.json", "2").file("offloaded_tensors/rank00x/y", "z");
   other.file("bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt", "m").file("offloaded_tensors/rank00/x", "swap 1");
-  const CommittedStep named = put_step(*store, {"global_step5", 1}, {one, other}, folder_.path()).value();
+  const CommittedStep named = put_step(*store, new_save("global_step5"), {one, other}, folder_.path()).value();
   const RemoteStep step = RemoteStep::open(*store, named, folder_.path(), {}).value();
   EXPECT_EQ(file(step, "offloaded_tensors/rank01/x").slot, 1U);
   for (const std::optional<uint32_t> slot : {std::optional<uint32_t>(), std::optional<uint32_t>(1)}) {

@@ -19,6 +19,7 @@ constexpr uint64_t kLongestKept = 5;  // days, of keep_for
 SimulatedCollector::SimulatedCollector(World& world, std::string name)
     : Actor(world, std::move(name)), store_(world, *this) {
   settings_.host = this->name();
+  settings_.folder = world.folder();
   settings_.parallel = 1;
   settings_.id = [this] { return world_.roll_id(); };
 }
@@ -81,7 +82,7 @@ Result<> Operator::change_rules_once() {
 Result<> Operator::pin_once() {
   TRY_ASSIGN(const auto steps, list_steps(store_, kRequest));
   if (steps.empty()) return success();
-  const std::string step = steps[world_.roll(steps.size())].name();
+  const std::string step = steps[world_.roll(steps.size())].decision.text();
   const auto change = [&](RemoteRules& rules) -> Result<> {
     if (!rules.pins.erase(step)) rules.pins.insert(step);
     return success();

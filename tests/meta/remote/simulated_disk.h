@@ -15,10 +15,11 @@ using Files = std::map<std::string, std::string>;  // path -> content
 
 struct DiskStep {
   Files files;
-  std::string attempt;   // as the files name it
-  uint64_t version = 0;  // grows whenever something is opened for writing, comes or goes
+  std::string attempt;                      // the agreed id; empty: there is none
+  uint64_t order = 0;                       // of its save
+  uint64_t began = 0, first = 0, last = 0;  // when its writer began, and wrote
+  uint64_t version = 0;                     // grows whenever something is opened for writing, comes or goes
   bool quiet = true;
-  bool outlived = false;  // a process that is younger than its writers has written in the series
 };
 
 std::vector<Entry> entries_of(const Files& files);

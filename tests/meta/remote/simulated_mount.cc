@@ -16,8 +16,17 @@ namespace {
 // A step of a mount at one moment.
 class SimulatedImage : public StepImage {
  public:
-  SimulatedImage(World& world, std::string tag, const DiskStep& disk)
-      : world_(world), tag_(std::move(tag)), disk_(disk), step_(disk), entries_(entries_of(step_.files)) {}
+  // `ahead`: of the mount's clock.
+  SimulatedImage(World& world, std::string tag, const DiskStep& disk, uint32_t term, std::chrono::seconds ahead)
+      : world_(world),
+        tag_(std::move(tag)),
+        disk_(disk),
+        step_(disk),
+        order_{term, step_.order},
+        entries_(entries_of(step_.files)) {
+    const auto time = [&](uint64_t seconds) { return Milliseconds(std::chrono::seconds(seconds) + ahead); };
+    save_ = {step_.attempt, SaveLife{time(step_.began), time(step_.first), time(step_.last), {}}};
+  }
 
   const std::string& tag() const override { return tag_; }
   const std::vector<Entry>& entries() const override { return entries_; }
@@ -34,31 +43,30 @@ class SimulatedImage : public StepImage {
     return success();
   }
   Result<bool> is_current() const override { return disk_.version == step_.version; }
-  Result<bool> may_be_voted_for() const override {
-    return disk_.version == step_.version && disk_.quiet && !disk_.outlived;
-  }
   const formats::CompletenessFacts& facts() const override { return facts_; }
-  const std::string& attempt() const override { return step_.attempt; }
+  Order order() const override { return order_; }
+  const SaveFacts& save() const override { return save_; }
 
  private:
   World& world_;
   const std::string tag_;
   const DiskStep& disk_;  // as it is
   const DiskStep step_;   // as it was
+  const Order order_;
+  SaveFacts save_;
   const std::vector<Entry> entries_;
   const formats::CompletenessFacts facts_;
 };
 
 }  // namespace
 
-SimulatedMount::SimulatedMount(World& world, std::string name, const Slot& slot)
-    : Actor(world, std::move(name)), slot_(slot), store_(world, *this) {
+SimulatedMount::SimulatedMount(World& world, std::string name, const Slot& slot, uint32_t term)
+    : Actor(world, std::move(name)), slot_(slot), term_(term), ahead_(world.roll(2 * kDay)), store_(world, *this) {
   settings_.folder = world.folder();
   settings_.parallel = settings_.parallel_small = 1;
   settings_.piece_bytes = 40;
-  settings_.name = [this](const std::string& tag, uint32_t of_slot) {
-    return PushName{tag, of_slot, world_.roll_id()};
-  };
+  settings_.id = [this] { return world_.roll_id(); };
+  settings_.clock = [this] { return Time(std::chrono::seconds(world_.now()) + ahead_); };
 }
 
 void SimulatedMount::live() {
@@ -82,28 +90,34 @@ Result<bool> SimulatedMount::work(const std::string& tag, const DiskStep& step, 
   if (work.image && !work.image->is_current().value()) work.image.reset();
   if (!work.image) {
     if (!step.quiet) return false;
-    work.image = std::make_unique<SimulatedImage>(world_, tag, step);
+    work.image = std::make_unique<SimulatedImage>(world_, tag, step, term_, ahead_);
+    work.known = {};
     work.pushed.reset();
   }
   if (!work.pushed) {
-    TRY_ASSIGN(const bool removed, is_removed(*work.image));
+    TRY_ASSIGN(const bool removed, is_removed(work));
     if (removed) return true;
     TRY(push(tag, work));
+    if (!work.pushed->waits.empty()) {
+      world_.note(this, [&] { return fmt::format("{} waits: {}", tag, work.pushed->waits); });
+      work.pushed.reset();
+      return false;
+    }
   }
-  settings_.late = world_.checks().has_higher(tag) && world_.roll(2) == 0;
-  TRY_ASSIGN(const TagStatus status, advance(store_, slot_, *work.image, *work.pushed, work.memory, settings_));
+  TRY_ASSIGN(const TagStatus status, decide(store_, slot_, *work.pushed, work.known, work.memory, settings_));
   world_.note(this,
               [&] { return fmt::format("{} is in state {}: {}", tag, static_cast<int>(status.state), status.reason); });
   if (status.state == TagStatus::State::push_again || status.state == TagStatus::State::ended) work.pushed.reset();
   return status.state == TagStatus::State::committed;
 }
 
-// A step that was removed there is not pushed anew, unless another slot waits for it.
-Result<bool> SimulatedMount::is_removed(const StepImage& image) {
-  TRY_ASSIGN(const io::Digest content, content_of(image));
-  TRY_ASSIGN(const auto removed, find_removed(store_, image.tag(), slot_.slot, content, io::RequestLimits()));
-  if (!removed) return false;
-  TRY_ASSIGN(const bool awaited, has_newer_part(store_, image.tag(), slot_.slot, io::RequestLimits()));
+// A step that was removed there is not pushed anew, unless slot 0 has done so.
+Result<bool> SimulatedMount::is_removed(Work& work) {
+  TRY_ASSIGN(const io::Digest saved, saved_of(*work.image));
+  TRY_ASSIGN(const auto removed,
+             find_removed(store_, work.image->tag(), slot_.slot, saved, work.image->order(), io::RequestLimits()));
+  if (!removed || slot_.slot == 0) return removed.has_value();
+  TRY_ASSIGN(const bool awaited, is_awaited(store_, slot_, *work.image, work.known, settings_));
   return !awaited;
 }
 
@@ -114,7 +128,7 @@ Result<> SimulatedMount::push(const std::string& tag, Work& work) {
   }
   began = world_.now();
   met_hazard = met_short_list = false;
-  TRY_ASSIGN(work.pushed, push_part(store_, slot_, *work.image, *work.journal, settings_));
+  TRY_ASSIGN(work.pushed, push_part(store_, slot_, *work.image, *work.journal, work.known, settings_));
   work.memory = {};
   return success();
 }

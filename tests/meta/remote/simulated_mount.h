@@ -7,7 +7,7 @@
 #include <string>
 
 #include "io/result.h"
-#include "meta/remote/election.h"
+#include "meta/remote/decide.h"
 #include "meta/remote/push.h"
 #include "tests/meta/remote/simulated_disk.h"
 #include "tests/meta/remote/simulated_store.h"
@@ -17,7 +17,8 @@ namespace ckptfs::meta::remote::testing {
 
 class SimulatedMount : public Actor {
  public:
-  SimulatedMount(World& world, std::string name, const Slot& slot);
+  // `term`: in which it owns its slot.
+  SimulatedMount(World& world, std::string name, const Slot& slot, uint32_t term);
   void live() override;
   const Slot& slot() const { return slot_; }
 
@@ -29,15 +30,18 @@ class SimulatedMount : public Actor {
     std::unique_ptr<StepImage> image;
     std::optional<PushJournal> journal;
     std::optional<PushedPart> pushed;
-    ElectionMemory memory;
+    KnownParts known;
+    DecisionMemory memory;
   };
 
   // Returns whether the step is committed as it is here.
   Result<bool> work(const std::string& tag, const DiskStep& step, Work& work);
-  Result<bool> is_removed(const StepImage& image);
+  Result<bool> is_removed(Work& work);
   Result<> push(const std::string& tag, Work& work);
 
   const Slot slot_;
+  const uint32_t term_;
+  const std::chrono::seconds ahead_;  // of its clock
   SimulatedStore store_;
   PushSettings settings_;
 };

@@ -1,7 +1,10 @@
-// The training of a simulation: it saves steps on the disks of all mounts, again and again. Each mount has a process of
-// it. All of them begin before any of them writes.
+// The training of a simulation: it saves steps on the disks of all mounts, again and again. Each save is of a new run,
+// with a process on each mount. All of them begin before any of them writes, and write half of their files before any
+// of them writes the others. In half of the simulations they agree on a name for the save.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -15,14 +18,15 @@ class Trainer {
   Trainer(World& world, std::vector<SimulatedMount*> mounts);
   // A save goes a bit further, or a new one begins.
   void save_on();
-  // The save that has begun ends, and there is one at least.
+  // The save that has begun ends. Then each step is saved once more, by a run that takes its time.
   void finish();
   // Something is opened for writing, and closed.
   void touch();
 
  private:
-  bool is_saving() const { return !to_begin_.empty() || !to_write_.empty(); }
-  void write_on(SimulatedMount& mount);
+  bool is_saving() const { return !to_begin_.empty() || !to_write_.empty() || !to_end_.empty(); }
+  void begin(const std::string& tag);
+  void write_on(SimulatedMount& mount, bool half);
 
   World& world_;
   const std::vector<SimulatedMount*> mounts_;
@@ -30,8 +34,8 @@ class Trainer {
   const uint64_t tags_;
   std::string tag_;
   uint64_t attempt_ = 0;
-  std::vector<SimulatedMount*> to_begin_, to_write_;
-  bool half_written_ = false;
+  std::vector<SimulatedMount*> to_begin_, to_write_, to_end_;
+  std::map<const SimulatedMount*, uint64_t> began_;
 };
 
 }  // namespace ckptfs::meta::remote::testing

@@ -1,4 +1,4 @@
-// Runs the pushes, elections, readers, rules and collectors of several machines against a store in memory, one request
+// Runs the pushes, decisions, readers, rules and collectors of several machines against a store in memory, one request
 // at a time, in an order that a seed decides. It is the C++ that runs outside, too: only the store, the disks and the
 // clock are simulated. A run has up to three slots, two collectors, two readers and an operator, each a process with a
 // fiber of its own. Before each request a process gives its turn on, and whoever passes it on lets the world act first:
@@ -47,7 +47,7 @@ struct SimulationPlan {
 struct SimulationResult {
   std::string broken;  // what was not right; empty: nothing
   uint64_t requests = 0;
-  uint64_t commits = 0, voids = 0, ended = 0, removed = 0;  // ended: voids that name a part, and marks
+  uint64_t commits = 0, voids = 0, ended = 0, removed = 0;  // ended: pushes, by marks
   uint64_t deleted = 0;                                     // objects
   uint64_t collections = 0, reads = 0, restores = 0;        // reads: of whole steps
   std::set<Hazard> hazards;                                 // that there were

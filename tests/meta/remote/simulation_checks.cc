@@ -16,10 +16,8 @@
 namespace ckptfs::meta::remote::testing {
 
 void Checks::note_state(const std::string& mount, const std::string& tag, uint64_t attempt, const Files& files) {
-  auto& states = states_[{mount, tag}];
-  if (!states.empty()) states.back().until = world_.now();
   const io::Digest content = content_of_files(files);
-  states.push_back({world_.now(), UINT64_MAX, attempt, content});
+  states_[{mount, tag}].push_back({attempt, content});
   held_.emplace(content, files);
 }
 
@@ -29,17 +27,13 @@ std::optional<uint64_t> Checks::gone_since(const DecisionName& decision) const {
 }
 
 std::optional<CommittedStep> Checks::newest_step() const {
-  const auto steps = steps_of(by_tag_, "simulated:");
+  const auto steps = decisions_.steps("simulated:");
   return steps ? newest(steps.value()) : std::nullopt;
-}
-
-bool Checks::has_higher(const std::string& tag) const {
-  return std::ranges::any_of(commits_, [&](const auto& one) { return step_number(one.first.tag) > step_number(tag); });
 }
 
 void Checks::list(const std::string& key, const StoredObject& object) {
   const std::chrono::system_clock::time_point made{std::chrono::seconds(object.made)};
-  remote::note_decision(by_tag_, {key, object.text.size(), made});
+  decisions_.note({key, object.text.size(), made});
 }
 
 // What the objects say.
@@ -65,23 +59,15 @@ void Checks::note_part(const PushName& push, const StoredObject& object) {
 }
 
 void Checks::note_decision(const DecisionName& decision, const StoredObject& object) {
-  decided_.emplace(decision, object.made);
   list(step_key(decision), object);
-  if (object.text.size() > kMostVoidBytes) return note_commit(decision, object);
-  const auto nothing = parse_void(object.text, decision.tag, step_key(decision));
-  if (!nothing) return world_.fail(nothing.error().message());
-  if (nothing.value().ended) ended_.insert(*nothing.value().ended);
+  if (object.text.size() > kMostVoidBytes) note_commit(decision, object);
 }
 
 void Checks::note_commit(const DecisionName& decision, const StoredObject& object) {
   auto commit = parse_commit(object.text, step_key(decision));
   if (!commit) return world_.fail(commit.error().message());
-  const auto of_tag = std::ranges::count_if(
-      commits_, [&](const auto& one) { return one.first.tag == decision.tag && one.first.n < decision.n; });
   KnownCommit& known = commits_[decision];
   known.parts = std::move(commit.value().parts);
-  known.made = object.made;
-  known.ordinal = static_cast<uint64_t>(of_tag) + 1;
   for (const PartName& part : known.parts) {
     known.needs.push_back(part_key(part.push));
     const auto found = parts_.find(part.push);
@@ -107,10 +93,8 @@ void Checks::note_rules(const StoredObject& object) {
 
 // Parts come before steps in the order of the keys, but tombstones do not come after them.
 void Checks::after_restore() {
-  by_tag_.clear();
-  decided_.clear();
+  decisions_ = {};
   commits_.clear();
-  ended_.clear();
   needed_.clear();
   rules_.clear();
   std::map<DecisionName, const StoredObject*> decisions;
@@ -134,11 +118,13 @@ void Checks::after_put(const Actor* actor, const std::string& key) {
   if (const auto push = parse_part_key(key)) {
     if (object.text.size() <= kMostEndedBytes) {
       ++world_.result().ended;
+      const auto needed = needed_.find(key);
+      if (needed != needed_.end() && needed->second > 0) world_.fail(key + " is ended, and a standing commit names it");
     } else {
       note_part(*push, object);
     }
   } else if (const auto decision = parse_step_key(key)) {
-    check_decision(*decision);
+    ++(object.text.size() > kMostVoidBytes ? world_.result().commits : world_.result().voids);
     note_decision(*decision, object);
     if (commits_.contains(*decision)) check_commit(*decision);
   } else if (const auto gone = parse_gone_key(key)) {
@@ -147,28 +133,6 @@ void Checks::after_put(const Actor* actor, const std::string& key) {
     note_gone(*gone, object);
   } else if (parse_rules_key(key)) {
     note_rules(object);
-  }
-}
-
-void Checks::check_decision(const DecisionName& decision) {
-  const std::string key = step_key(decision);
-  const std::string& text = world_.find(key)->text;
-  if (decision.n > 1 && !decided_.contains({decision.tag, decision.n - 1})) {
-    world_.fail(key + ": the one before is undecided");
-  }
-  if (text.size() > kMostVoidBytes) {
-    ++world_.result().commits;
-    return;
-  }
-  ++world_.result().voids;
-  const auto nothing = parse_void(text, decision.tag, key);
-  if (!nothing || !nothing.value().ended) return;
-  ++world_.result().ended;
-  for (const auto& [other, commit] : commits_) {
-    for (const PartName& part : commit.parts) {
-      if (part.push != *nothing.value().ended) continue;
-      world_.fail(fmt::format("{} ends {}, which {} names", key, part.push.text(), step_key(other)));
-    }
   }
 }
 
@@ -183,13 +147,11 @@ void Checks::check_commit(const DecisionName& decision) {
       return world_.fail(fmt::format("{}: {} is something else", key, part_key(name.push)));
     }
     check_files(parts_.at(name.push), key);
-    if (ended_.contains(name.push)) return world_.fail(fmt::format("{}: a void ended {}", key, name.push.text()));
-    for (const auto& [other, its] : commits_) {
-      if (other == decision || other.tag != decision.tag || its.parts[name.push.slot].push != name.push) continue;
-      return world_.fail(fmt::format("{}: {} has {}, too", key, step_key(other), name.push.text()));
+    if (parts_.at(name.push).header.decision != decision) {
+      return world_.fail(fmt::format("{}: {} goes with another save", key, name.push.text()));
     }
   }
-  check_moment(commit.parts, key);
+  check_attempt(commit.parts, key);
 }
 
 void Checks::check_files(const KnownPart& part, const std::string& key) const {
@@ -202,29 +164,18 @@ void Checks::check_files(const KnownPart& part, const std::string& key) const {
   }
 }
 
-void Checks::check_moment(const PartList& parts, const std::string& key) const {
-  std::vector<std::vector<State>> held;  // by each part's mount
-  std::set<uint64_t> moments, attempts;
+void Checks::check_attempt(const PartList& parts, const std::string& key) const {
+  std::optional<std::set<uint64_t>> common;  // the attempts in which all mounts held this
   for (const PartName& part : parts) {
     const PartHeader& header = parts_.at(part.push).header;
-    auto states = states_.at({header.mount, part.push.tag});
-    std::erase_if(states, [&](const State& state) { return state.content != header.content || state.attempt == 0; });
-    for (const State& state : states) {
-      moments.insert(state.since);
-      attempts.insert(state.attempt);
+    std::set<uint64_t> attempts;
+    for (const State& state : states_.at({header.mount, part.push.tag})) {
+      if (state.content == header.content && state.attempt != 0) attempts.insert(state.attempt);
     }
-    held.push_back(std::move(states));
+    if (common) std::erase_if(attempts, [&](uint64_t attempt) { return !common->contains(attempt); });
+    common = std::move(attempts);
   }
-  const auto all_held = [&](const auto& fits) {
-    return std::ranges::all_of(held, [&](const auto& states) { return std::ranges::any_of(states, fits); });
-  };
-  const bool one_moment = std::ranges::any_of(moments, [&](uint64_t moment) {
-    return all_held([&](const State& state) { return state.since <= moment && moment < state.until; });
-  });
-  const bool one_attempt = std::ranges::any_of(
-      attempts, [&](uint64_t attempt) { return all_held([&](const State& one) { return one.attempt == attempt; }); });
-  if (!one_moment) return world_.fail(key + ": at no moment all mounts held it");
-  if (!one_attempt) world_.fail(key + ": it mixes attempts");
+  if (common->empty()) world_.fail(key + ": it mixes attempts");
 }
 
 void Checks::check_gone(const Actor* actor, const DecisionName& decision) const {
@@ -237,7 +188,7 @@ void Checks::check_gone(const Actor* actor, const DecisionName& decision) const 
   if (!tombstone) return world_.fail(tombstone.error().message());
   const bool by_rule = tombstone.value().why.starts_with("no rule keeps it");
   if (!by_rule || actor == nullptr || actor->met_short_list) return;
-  check_pins(*actor, CommittedStep{decision, commit->second.ordinal, {}}.name());
+  check_pins(*actor, decision.text());
 }
 
 // The collector reads the rules after it began: those of then, or later ones.
@@ -267,11 +218,10 @@ void Checks::check_file(const RemoteStep& step, const UnionEntry& file, const st
 // What must be true in the end.
 
 void Checks::check_last_attempt(const Slot& slot, const std::string& tag, const Files& files) {
-  const KnownCommit* last = nullptr;
-  for (const auto& [decision, commit] : commits_) {
-    if (decision.tag == tag) last = &commit;
-  }
-  if (last == nullptr) return world_.fail(tag + " is not committed");
+  const auto steps = decisions_.steps("simulated:");
+  const auto newest = steps ? newest_of_tag(steps.value(), tag) : std::nullopt;
+  if (!newest) return world_.fail(tag + " is not committed");
+  const KnownCommit* const last = &commits_.at(newest->decision);
   if (parts_.at(last->parts.at(slot.slot).push).header.content == content_of_files(files)) return;
   world_.fail(fmt::format("{}: the last commit is not what {} holds", tag, slot.host));
 }
@@ -288,10 +238,6 @@ bool Checks::may_stay(const std::string& key, const StoredObject& object) const 
   const auto is_young = [this](uint64_t made) { return made + 4 * kDay > world_.now(); };
   if (parse_step_key(key) || parse_gone_key(key) || parse_rules_key(key)) return true;
   if (key == kCollectedKey || (parse_part_key(key) && object.text.size() <= kMostEndedBytes)) return true;
-  if (const auto vote = parse_vote_key(key)) {
-    const auto decided = decided_.find(vote->decision);
-    return decided == decided_.end() || is_young(decided->second);
-  }
   if (parse_push_key(key) || key.starts_with(kProbe)) return is_young(object.made);
   const auto needed = needed_.find(key);
   return needed != needed_.end() && needed->second > 0;

@@ -1,7 +1,7 @@
 // What must hold in a simulation, after each change of the store:
 //   - no object changes
-//   - a commit names whole parts, whose files are all there with the right digests. They hold one attempt, and at one
-//     moment all of their mounts held exactly that. No part is in two commits, or in one and in a void
+//   - a commit names whole parts, whose files are all there with the right digests. They hold one attempt
+//   - each part goes with the decision of its commit, and a decision is a commit or a void
 //   - nothing that a standing commit names is deleted
 //   - the newest commit has no tombstone, and the rules remove nothing that was pinned before they were read
 // What a reader reads is what a mount held. In the end the last attempt of each tag is committed, and nothing lies
@@ -53,12 +53,10 @@ class Checks {
   void check_last_attempt(const Slot& slot, const std::string& tag, const Files& files);
   void check_tidiness();
 
-  bool has_higher(const std::string& tag) const;  // a commit of a step with a higher number
   std::optional<uint64_t> gone_since(const DecisionName& decision) const;
 
  private:
   struct State {
-    uint64_t since = 0, until = UINT64_MAX;
     uint64_t attempt = 0;  // 0: half written
     io::Digest content{};
   };
@@ -68,8 +66,6 @@ class Checks {
   };
   struct KnownCommit {
     PartList parts;
-    uint64_t made = 0;
-    uint64_t ordinal = 1;
     std::optional<uint64_t> gone;
     std::vector<std::string> needs;  // keys
   };
@@ -83,10 +79,9 @@ class Checks {
   void note_commit(const DecisionName& decision, const StoredObject& object);
   void note_gone(const DecisionName& decision, const StoredObject& object);
   void note_rules(const StoredObject& object);
-  void check_decision(const DecisionName& decision);
   void check_commit(const DecisionName& decision);
   void check_files(const KnownPart& part, const std::string& key) const;
-  void check_moment(const PartList& parts, const std::string& key) const;
+  void check_attempt(const PartList& parts, const std::string& key) const;
   void check_gone(const Actor* actor, const DecisionName& decision) const;
   void check_pins(const Actor& actor, const std::string& step) const;
   bool may_stay(const std::string& key, const StoredObject& object) const;
@@ -99,10 +94,8 @@ class Checks {
   std::map<PushName, KnownPart> parts_;
 
   // Of the store as it is.
-  DecisionsByTag by_tag_;
-  std::map<DecisionName, uint64_t> decided_;  // when
+  Decisions decisions_;
   std::map<DecisionName, KnownCommit> commits_;
-  std::set<PushName> ended_;  // by voids
   std::unordered_map<std::string, unsigned> needed_;
   std::vector<KnownRules> rules_;
 };

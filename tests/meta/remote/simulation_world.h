@@ -72,6 +72,7 @@ class World {
   bool late_lists_happen() const;
   void pass_turn(Actor& actor);
   void sleep(Actor& actor, uint64_t seconds);
+  void pass_time(uint64_t seconds) { now_ += seconds; }
 
   enum class Phase { busy, calm, last };
   bool is_calm() const { return phase_ != Phase::busy; }  // no hazard happens any more

@@ -9,7 +9,7 @@ namespace ckptfs::meta::remote {
 namespace {
 
 using io::testing::ScratchFolder;
-using testing::BuiltPart, testing::build_part, testing::bytes_for;
+using testing::BuiltPart, testing::build_part, testing::bytes_for, testing::new_push;
 
 Part build_one(const std::vector<BuiltPart>& built, uint32_t slot, const std::string& folder) {
   const auto slots = static_cast<uint32_t>(built.size());
@@ -110,33 +110,6 @@ TEST_F(UnionTest, OfSomeFilesTheLowestSlotsCounts) {
   }
 }
 
-TEST_F(UnionTest, ASaveIsTheSameWhileAllButItsNotesAre) {
-  const auto build_all = [this](const std::vector<BuiltPart>& built) {
-    std::vector<Part> parts;
-    for (uint32_t slot = 0; slot < built.size(); ++slot) {
-      parts.push_back(build_one(built, slot, folder_.path()));
-    }
-    return parts;
-  };
-  const auto is_same = [&](const std::vector<BuiltPart>& before, const std::vector<BuiltPart>& now) {
-    const auto ours = build_all(before), theirs = build_all(now);
-    std::vector<const Part*> one, other;
-    for (const Part& part : ours) one.push_back(&part);
-    for (const Part& part : theirs) other.push_back(&part);
-    return is_same_save(one, other).value();
-  };
-  const auto saved = [] { return BuiltPart().file("weights.bin", "x").file("eval.json", "1"); };
-  EXPECT_TRUE(is_same({saved()}, {saved()}));
-  EXPECT_TRUE(is_same({saved()}, {saved().file("rng_state_1.pth", "late").file("eval.json", "2")}));
-  EXPECT_TRUE(is_same({saved()}, {BuiltPart().file("weights.bin", "x")}));
-  EXPECT_FALSE(is_same({saved()}, {saved().file("weights.bin", "y")}));
-  EXPECT_FALSE(is_same({saved()}, {BuiltPart().folder("weights.bin")}));
-  EXPECT_FALSE(is_same({saved()}, {BuiltPart()}));
-  EXPECT_FALSE(is_same({saved(), saved()}, {saved(), saved().file("weights.bin", "y")}));
-  EXPECT_TRUE(is_same({BuiltPart(), saved()}, {BuiltPart(), saved()}));
-  EXPECT_FALSE(is_same({BuiltPart().file("eval.json", "1")}, {BuiltPart().file("eval.json", "1")})) << "notes alone";
-}
-
 TEST_F(UnionTest, NotesAreBounded) {
   BuiltPart one, other;
   for (int number = 0; number < 150; ++number) {
@@ -186,8 +159,8 @@ TEST_F(UnionTest, RanksThatDoNotMatchAreRefused) {
 
 TEST_F(UnionTest, DifferentAttemptsAreIncomplete) {
   BuiltPart one, other, none;
-  one.attempt = "first";
-  other.attempt = "second";
+  one.save.attempt = "first";
+  other.save.attempt = "second";
   const auto judged = [&](const std::vector<BuiltPart>& built) {
     united(built);
     return judge_union(pointers_, whole_);

@@ -8,7 +8,6 @@
 // Stateless; any thread.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,10 +33,9 @@ bool is_saved_again(const StepStatus& step);
 // Of which save the step's files are, by the wall clock. `attempt`: the agreed id; empty: there is none.
 meta::remote::SaveFacts save_facts_of(const StepStatus& step, const meta::StoreClock& clock, std::string attempt);
 
-// The ranks that saved the step call the save so. All of them have written by now.
+// Notes the id that the ranks agreed on for the save. To be called when all of them have written.
 Result<> note_agreed(meta::Store& store, meta::InodeNumber step, const std::string& id);
-// What they called it; empty: nothing, or what they had written then was written again, or somebody else has added to
-// it since.
+// That id. Empty: there is none, a file of the save was written again since, or another program has added one.
 Result<std::string> agreed_save(const meta::Store& store, meta::InodeNumber step, const meta::LedgerEntry& ledger);
 
 }  // namespace ckptfs::fs

@@ -44,6 +44,8 @@ bool is_hopeless(int code) { return code == EINVAL || code == EBADMSG || code ==
 // Not what an attempt to save it is called until it is committed, nor what an abandoned one is.
 bool is_name_of_step(const std::string& name) { return !meta::is_partial_name(name) && !meta::is_set_aside_name(name); }
 
+std::string agreed_id(const StepStatus& step) { return step.ledger.agreed ? step.ledger.agreed->id : std::string(); }
+
 }  // namespace
 
 SeriesPusher::SeriesPusher(const LocalStep::Environment& environment, PushStates& states, meta::InodeNumber series,
@@ -264,7 +266,9 @@ bool SeriesPusher::is_changed_elsewhere(const Candidate& candidate) {
 
 // The collector has ended its part, and nothing has happened since that could bring the other slots' parts.
 bool SeriesPusher::was_ended(const Candidate& candidate) {
-  return steps_[candidate.status.inode].ended == candidate.status.fingerprint && !is_changed_elsewhere(candidate);
+  const Remembered& known = steps_[candidate.status.inode];
+  const bool is_same = known.ended == candidate.status.fingerprint && known.ended_as == agreed_id(candidate.status);
+  return is_same && !is_changed_elsewhere(candidate);
 }
 
 SeriesPusher::PartsOfOthers SeriesPusher::parts_of_others(const std::string& tag) const {
@@ -560,7 +564,11 @@ Result<> SeriesPusher::decide(meta::InodeNumber step, Pushed& pushed) {
   if (committed) known.others_at_rest = others;
   if (rests) known.others_at_rest = pushed.others;  // of the round before: what has come since is new
   pushed.others = others;
-  if (rests) known.ended = pushed.fingerprint;
+  if (rests) {
+    TRY_ASSIGN(const StepStatus now, env_.step_facts.inspect_step(step));
+    known.ended = pushed.fingerprint;
+    known.ended_as = agreed_id(now);
+  }
   if (done) known.pushed.reset();
   if (committed) {
     const io::MutexLock lock(mutex_);

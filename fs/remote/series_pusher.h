@@ -109,6 +109,7 @@ class SeriesPusher {
     std::optional<Pushed> pushed;                 // not committed yet
     std::optional<PartsOfOthers> others_at_rest;  // when it was seen as committed, removed or ended
     std::optional<io::Digest> ended;              // its fingerprint when its part was ended
+    std::string ended_as;                         // the agreed id then
     Clock::time_point not_before;                 // what failed is tried again then
     int failures_in_a_row = 0;
 

@@ -18,7 +18,6 @@
 #include "meta/remote/inventory.h"
 #include "meta/remote/json_fields.h"
 #include "meta/remote/part.h"
-#include "meta/remote/server_time.h"
 #include "meta/remote/slot_parts.h"
 #include "meta/remote/tombstone.h"
 
@@ -350,11 +349,6 @@ Result<CollectorReport> Collector::run() {
 }
 
 }  // namespace
-
-std::chrono::seconds a_day() {
-  const auto shorter = io::fault_value("remote_day");
-  return shorter ? std::chrono::seconds(std::stoll(*shorter)) : std::chrono::hours(24);
-}
 
 Result<CollectorReport> collect(io::ObjectStore& store, const CollectorSettings& settings) {
   return Collector(store, settings).run();

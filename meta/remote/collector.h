@@ -34,11 +34,9 @@
 #include "meta/remote/commit.h"
 #include "meta/remote/layout.h"
 #include "meta/remote/remote_rules.h"
+#include "meta/remote/server_time.h"
 
 namespace ckptfs::meta::remote {
-
-// The day that is spoken of here. The fault point "remote_day" gives tests a shorter one, in seconds.
-std::chrono::seconds a_day();
 
 struct CollectorProgress {
   const char* what = "";  // "looking", "deleting"

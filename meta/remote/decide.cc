@@ -65,6 +65,7 @@ class Decider {
   KnownParts& known_;
   DecisionMemory& memory_;
   const PushSettings& settings_;
+  std::string damaged_;  // a part that counts for nothing
 };
 
 // None: nothing is decided.
@@ -106,6 +107,7 @@ Result<std::map<uint32_t, PushName>> Decider::newest_parts(const TagParts& liste
   for (const ListedPart& part : listed.parts) {
     if (part.push.slot >= slot_.slots || found.contains(part.push.slot)) continue;
     TRY_ASSIGN(const PartHeader* const header, known_.header(store_, part.push, limits()));
+    if (header == nullptr) damaged_ = part_key(part.push);
     if (header != nullptr && header->decision == own_.decision) found.emplace(part.push.slot, part.push);
   }
   return found;
@@ -126,7 +128,9 @@ Result<TagStatus> Decider::run() {
     if (found != newest.end()) chosen.push_back(found->second);
   }
   if (!missing.empty()) {
-    return status_of(State::waits, fmt::format("{} did not push this save yet", text_of_slots(missing)), missing);
+    const std::string damage = damaged_.empty() ? "" : fmt::format("; {} is damaged there", damaged_);
+    return status_of(State::waits, fmt::format("{} did not push this save yet{}", text_of_slots(missing), damage),
+                     missing);
   }
   Judgement& judged = memory_.judged;
   if (!std::ranges::equal(judged.parts, chosen, {}, &PartName::push)) {

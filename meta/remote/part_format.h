@@ -58,9 +58,9 @@ struct Chunk {
 struct PartHeader {
   PushName push;
   uint32_t slots = 1;     // of the remote
-  DecisionName decision;  // about the save: whose push of slot 0 it goes with
+  DecisionName decision;  // the decision about its save ("save")
   Order order;            // of the save on its own mount; slot 0's is that of the decision
-  SaveFacts save;
+  SaveFacts save;         // what tells which save it is ("attempt", "life")
   std::string host;
   std::string mount;     // the id of the store, and the series: another mount has another
   io::Digest content{};  // of all that the slot holds, but its times (ContentDigest)

@@ -13,7 +13,6 @@
 #include "io/fault.h"
 #include "io/log.h"
 #include "io/parallel.h"
-#include "meta/remote/collector.h"
 #include "meta/remote/file_content.h"
 #include "meta/remote/json_fields.h"
 #include "meta/remote/part.h"

@@ -19,7 +19,10 @@ using nlohmann::json;
 // Nodes of one save begin and end it by so much apart, and by as long as the faster one takes.
 constexpr std::chrono::minutes kApart{1};
 constexpr int64_t kMostTime = int64_t{1} << 53;
-constexpr const char* kAgree = "; `import ckptfs.patch` on all nodes lets them agree from the next save on";
+constexpr const char* kAgree =
+    "; `import ckptfs.patch` on all nodes lets them agree from the next save on. If you know that these files are of "
+    "one "
+    "save: setfattr -n user.ckptfs.attempt -v WORD STEP, with one WORD on all nodes";
 
 std::string seconds_text(Milliseconds time) {
   return fmt::format("{:.1f} s", static_cast<double>(time.count()) / 1000);

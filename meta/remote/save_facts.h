@@ -7,7 +7,8 @@
 //     run, and both began and ended to write at about the same time. So no run that was started later can have written
 //     one of them, and no second save of the same run.
 //
-// A doubt separates: such parts wait. Times are the store's, each with an error.
+// A doubt separates: such parts wait. Times are the store's, each with an error. What life cannot tell: two saves of
+// one step by one run within a minute, one of which no mount has seen.
 #pragma once
 
 #include <chrono>

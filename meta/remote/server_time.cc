@@ -5,9 +5,15 @@
 #include <cerrno>
 #include <optional>
 
+#include "io/fault.h"
 #include "meta/remote/layout.h"
 
 namespace ckptfs::meta::remote {
+
+std::chrono::seconds a_day() {
+  const auto shorter = io::fault_value("remote_day");
+  return shorter ? std::chrono::seconds(std::stoll(*shorter)) : std::chrono::hours(24);
+}
 
 Result<ServerTime> ask_time(io::ObjectStore& store, const std::string& id, const std::function<Time()>& clock,
                             const io::RequestLimits& limits) {

@@ -1,4 +1,4 @@
-// What time it is by the store's clock: what an object gets that is made now. Costs a PUT, a list and a DELETE.
+// Times by the store's clock. What time it is there tells an object that is made now: a PUT, a list and a DELETE.
 // Stateless; any thread.
 #pragma once
 
@@ -12,6 +12,10 @@
 namespace ckptfs::meta::remote {
 
 using Time = std::chrono::system_clock::time_point;
+
+// The day in which what was removed can be read, and after which a push must say again that it goes on. The fault point
+// "remote_day" gives tests a shorter one, in seconds.
+std::chrono::seconds a_day();
 
 struct ServerTime {
   Time there;          // in whole seconds

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "io/json.h"
 #include "io/printable.h"
@@ -37,12 +38,22 @@ Result<SlotOwner> owner_of(const std::string& text, uint32_t term) {
 }
 
 Error is_anothers(const io::ObjectStore& store, uint32_t slot, const SlotOwner& there, const SlotOwner& own) {
-  return Error(
-      EEXIST,
-      fmt::format("slot {} of {} is that of the mount {} on {}, and this one is {} on {}. Give this one another "
-                  "slot or prefix; or, if that mount is gone for good, say --take-over",
-                  slot, store.url(), io::printable(there.mount), io::printable(there.host), io::printable(own.mount),
-                  io::printable(own.host)));
+  return Error(EEXIST,
+               fmt::format("slot {} of {} is that of the mount {}, and this one is {}. Give this one another slot or "
+                           "prefix; or, if that mount is gone for good, run `ckptfs remote add` with --take-over",
+                           slot, store.url(), io::printable(there.mount), io::printable(own.mount)));
+}
+
+// "@<host>:<folder>", of a mount's name: no two stores lie there at a time.
+std::string_view place_of(std::string_view mount) {
+  const size_t at = mount.find('@');
+  return at == std::string_view::npos ? std::string_view() : mount.substr(at);
+}
+
+bool may_go_on(const SlotOwner& there, const SlotOwner& own) {
+  const std::string_view place = place_of(own.mount);
+  return (there.claim == own.claim && !own.claim.empty()) || there.mount == own.mount ||
+         (!place.empty() && place_of(there.mount) == place);
 }
 
 }  // namespace
@@ -66,10 +77,9 @@ Result<uint32_t> claim_slot(io::ObjectStore& store, uint32_t slot, const SlotOwn
                             const io::RequestLimits& limits) {
   for (int tries = 0; tries < kMostClaims; ++tries) {
     TRY_ASSIGN(const auto there, find_owner(store, slot, limits));
-    const bool made = tries > 0 && there && there->is(own);  // by us, and the reply was lost
-    if (there && there->is(own) && (made || how != Claim::next_term)) return there->term;
-    const bool is_ours = there && ((there->claim == own.claim && !own.claim.empty()) || there->mount == own.mount);
-    if (there && !is_ours && how != Claim::take_over) return is_anothers(store, slot, *there, own);
+    // On another try we made it ourselves, and the reply was lost.
+    if (there && there->is(own) && (tries > 0 || how != Claim::next_term)) return there->term;
+    if (there && !may_go_on(*there, own) && how != Claim::take_over) return is_anothers(store, slot, *there, own);
     const uint32_t term = there ? there->term + 1 : 1;
     TRY_ASSIGN(const bool mine, io::make_object(store, owner_key(slot, term), text_of(own), limits));
     if (mine) return term;

@@ -28,9 +28,9 @@ Result<std::optional<SlotOwner>> find_owner(io::ObjectStore& store, uint32_t slo
 
 enum class Claim { as_before, take_over, next_term };
 // Makes `own` the owner of the slot, and returns its term; `own.term` is ignored. The owner itself keeps its term. A
-// mount with the owner's claim (a copied store, a renamed host) or its mount name (a remote that was removed and added)
-// gets the next term. `take_over`: so does any other mount. `next_term`: so does the owner. EEXIST, naming both: it is
-// another mount's.
+// mount with the owner's claim (a copied store, a renamed host), its mount name (a remote that was removed and added)
+// or its place (a new store where the old one was) gets the next term. `take_over`: so does any other mount.
+// `next_term`: so does the owner. EEXIST, naming both: it is another mount's.
 Result<uint32_t> claim_slot(io::ObjectStore& store, uint32_t slot, const SlotOwner& own, Claim how,
                             const io::RequestLimits& limits);
 

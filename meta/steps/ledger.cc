@@ -20,7 +20,7 @@ int64_t count_of(WallTime time) { return time.time_since_epoch().count(); }
 WallTime wall_of(int64_t count) { return WallTime(std::chrono::nanoseconds(count)); }
 
 // A line for each fact: "unfinished run|commands", "again TIME" (by a run, whether it is unfinished or not), "named",
-// "saved SERIES", "saves COUNT", "pushed NAME", "whole TIME", "newest TIME", "seen SERIES CHANGED CHANGED_AT COMPLETED
+// "saved SERIES", "saves COUNT", "pushed NAME", "whole TIME", "seen SERIES CHANGED CHANGED_AT COMPLETED
 // COMPLETED_AT", "order TERM TIME AS_OF WALL STORE RUN COUNT SERIES REMOTE", "agreed AS_OF FILES ID",
 // "run|command|saver BOOT-ID pid:[4026531836] PID START BEGAN SINCE RUN PROGRAM LAUNCHER LAUNCH RANK".
 std::string encode_ledger(const LedgerEntry& entry) {

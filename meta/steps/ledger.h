@@ -70,8 +70,8 @@ struct OrderOfSave {
   InodeNumber series = 0;  // of the step then
   uint32_t term = 0;
   uint64_t time = 0;
-  WallTime as_of;  // a save whose files are all newer than this is another one
-  Moment noted;
+  WallTime as_of;      // a save whose files are all newer than this is another one
+  Moment noted;        // when it was given
   uint64_t run = 0;    // a digest of the programs that wrote it; 0: they are not known
   uint64_t count = 1;  // so many saves by these were seen
   bool operator==(const OrderOfSave&) const = default;

@@ -29,7 +29,7 @@ import seaweed
 SECTION = "Pushing a step"
 PIECE = 64 * plan.MIB  # of a larger file
 PARALLEL = 4  # files or pieces on their way at a time
-OF_A_STEP = 4  # PUTs beside its files: that the push begins, the part, the commit, and a look at what the server checks
+OF_A_STEP = 5  # PUTs beside its files: that the push begins, the part, the commit, and 2 to see what the server checks
 FILES = 10  # of a step; a tenth of them changes
 URL = f"s3://{seaweed.BUCKET}/series"
 STEPS = 6  # of a training between two saves

@@ -360,7 +360,8 @@ def test_one_damaged_object_does_not_hold_up_others(fresh_disk, work, scratch, m
         fill(series[0] / "global_step1", seed=1)
         wait_for(series[0] / "global_step1", "waiting for slot 1")
         (scratch / ".ckptfs" / "parts" / "global_step1" / "1.0123456789abcdef").write_bytes(b"damaged\n" * 100)
-        wait_until("it is told", lambda: "1.0123456789abcdef" in error_of(series[0] / "global_step1"), 60, 0.2)
+        wait_until("it is told", lambda: "1.0123456789abcdef is damaged there" in status_of(series[0])["steps"][0]["waits_for"],
+                   60, 0.2)
         for slot, one in enumerate(series):
             fill(one / "global_step2", seed=2, files=("same.bin", f"rank{slot}.bin"))
             agree("a1", one / "global_step2")

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.one_mode]
 
 QUIET = ("quiet=1s",)
 PIECE = 64 * MIB  # of a larger file
-OF_A_STEP = 4  # puts beside its files: that the push begins, the part, the commit, and a look at what the server checks
+OF_A_STEP = 5  # puts beside its files: that the push begins, the part, the commit, and 2 to see what the server checks
 STATE, ERROR = "user.ckptfs.remote.state", "user.ckptfs.remote.error"
 
 

@@ -27,6 +27,7 @@ import logging
 import mmap
 import os
 import pathlib
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -179,8 +180,9 @@ def save_by(plain: Callable[..., bool], engine: DeepSpeedEngine, save_dir: str |
 def tell_attempt(engine: DeepSpeedEngine, step: str | os.PathLike[str]) -> None:
     """Tells the mounts of all nodes that what their ranks have just written to the step is one save. All ranks call it,
     after they have written. Only what several nodes push to one remote needs it (docs/remote.md)."""
-    import torch.distributed as dist
-    if not dist.is_initialized() or dist.get_world_size() == 1 or saves_later(engine):
+    dist: Any = sys.modules.get("torch.distributed")
+    is_alone = dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
+    if is_alone or saves_later(engine):
         return
     if not on_all_ranks(mounts.holds(step)):  # from here on all of them have written
         return

@@ -42,7 +42,7 @@ class SlotOwnerTest : public ::testing::Test {
  protected:
   static SlotOwner mount(int number) {
     const std::string text = std::to_string(number);
-    return {0, std::string(16, static_cast<char>('0' + number)), "node" + text, "store:/series" + text};
+    return {0, std::string(16, static_cast<char>('0' + number)), "node" + text, "store@node" + text + ":/series"};
   }
   Result<uint32_t> claim(const SlotOwner& own, Claim how = Claim::as_before, uint32_t slot = 0) {
     return claim_slot(store_, slot, own, how, {});
@@ -88,14 +88,25 @@ TEST_F(SlotOwnerTest, EachSlotHasItsOwn) {
   expect_owner(mount(2), 1, 10);
 }
 
+TEST_F(SlotOwnerTest, ANewStoreWhereTheOldOneWasGoesOn) {
+  const SlotOwner old{0, std::string(16, '1'), "node1", "a1/5@node1:/mnt/store"};
+  EXPECT_EQ(claim(old).value(), 1U);
+  SlotOwner fresh{0, std::string(16, '2'), "node1", "b2/5@node1:/mnt/store"};
+  EXPECT_EQ(claim(fresh).value(), 2U);
+  for (const char* const mount : {"b2/5@node1:/mnt/other", "b2/5@node2:/mnt/store", "b2/5"}) {
+    fresh.claim = std::string(16, '3');
+    fresh.mount = mount;
+    EXPECT_ERRNO(EEXIST, claim(fresh)) << mount;
+  }
+}
+
 TEST_F(SlotOwnerTest, ASecondMountIsRefusedByTheNamesOfBoth) {
   ASSERT_OK(claim(mount(1), Claim::as_before, 3));
   for (const Claim how : {Claim::as_before, Claim::next_term}) {
     const auto refused = claim(mount(2), how, 3);
     EXPECT_ERRNO(EEXIST, refused);
-    EXPECT_THAT(refused.error().message(),
-                AllOf(HasSubstr("slot 3 of memory:"), HasSubstr("mount store:/series1 on node1"),
-                      HasSubstr("store:/series2 on node2"), HasSubstr("--take-over")));
+    EXPECT_THAT(refused.error().message(), AllOf(HasSubstr("slot 3 of memory:"), HasSubstr("mount store@node1:/series"),
+                                                 HasSubstr("store@node2:/series"), HasSubstr("--take-over")));
   }
   expect_owner(mount(1), 1, 3);
   EXPECT_THAT(store_.keys(), SizeIs(1));
@@ -109,7 +120,7 @@ TEST_F(SlotOwnerTest, ItCanBeTakenOver) {
   const auto refused = check_owner(store_, 0, in_term(1, mount(1)), {});
   EXPECT_ERRNO(EEXIST, refused);
   EXPECT_THAT(refused.error().message(),
-              AllOf(HasSubstr("mount store:/series2 on node2"), HasSubstr("store:/series1 on node1")));
+              AllOf(HasSubstr("mount store@node2:/series"), HasSubstr("store@node1:/series")));
   EXPECT_ERRNO(EEXIST, claim(mount(1)));
   EXPECT_EQ(claim(mount(2), Claim::take_over).value(), 2U) << "it is its own";
   EXPECT_EQ(claim(mount(1), Claim::take_over).value(), 3U);
@@ -124,13 +135,14 @@ TEST_F(SlotOwnerTest, TheSameClaimFromAnotherHostTakesTheNextTerm) {
   ASSERT_OK(claim(mount(1)));
   SlotOwner moved = mount(1);
   moved.host = "node7";
+  moved.mount = "store@node7:/series";
   EXPECT_EQ(claim(moved).value(), 2U);
   expect_owner(moved, 2);
   const auto refused = check_owner(store_, 0, in_term(1, mount(1)), {});
   EXPECT_ERRNO(EEXIST, refused);
-  EXPECT_THAT(refused.error().message(), AllOf(HasSubstr("on node7"), HasSubstr("on node1")));
+  EXPECT_THAT(refused.error().message(), AllOf(HasSubstr("@node7:"), HasSubstr("@node1:")));
   EXPECT_OK(check_owner(store_, 0, in_term(2, moved), {}));
-  moved.mount = "elsewhere:/series1";
+  moved.mount = "elsewhere@node7:/series7";
   EXPECT_EQ(claim(moved).value(), 3U);
 }
 

@@ -215,6 +215,7 @@ Result<bool> SeriesPusher::round() {
     if (!pushed) continue;
     if (pushed->fingerprint != candidate.status.fingerprint || pushed->image->tag() != candidate.status.facts.tag) {
       pushed.reset();
+      steps_[candidate.status.inode].forget_failures();  // what was waited for is of another save
       continue;
     }
     if (is_resting(candidate.status.inode)) continue;

@@ -101,7 +101,8 @@ def there(place, scratch):
 # --- one save
 
 
-@pytest.mark.parametrize("place, alone", (("folder", 1), ("folder", 0), pytest.param("s3", 1, marks=pytest.mark.builds("venv"))),
+@pytest.mark.parametrize("place, alone", (("folder", 1), ("folder", 0),
+                                          pytest.param("s3", 1, marks=(pytest.mark.long, pytest.mark.builds("venv")))),
                          indirect=["place"])
 def test_a_run_that_dies_in_its_save(series, run, place, scratch, alone):
     """Run A has saved step 2. Run B saves it again, and dies when one node has written. Then run C saves it on both."""
